@@ -1,0 +1,62 @@
+"""Errors that say where, what, why and what to do about it."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Sequence
+
+
+class DsimError(Exception):
+    """Base of every error that dsim raises on purpose."""
+
+
+class InputError(DsimError):
+    """A value that a user wrote cannot be used: one line, `where: name=value rule; hint`.
+
+    >>> raise InputError("--rate", "must be > 0", value=-1, hint="give requests per second")
+    Traceback (most recent call last):
+    dsim.errors.InputError: --rate: -1 must be > 0; give requests per second
+    """
+
+    def __init__(
+        self, where: str, rule: str, *, name: str | None = None, value: object = None, hint: str | None = None
+    ) -> None:
+        self.where = where
+        self.rule = rule
+        self.name = name
+        self.value = value
+        self.hint = hint
+        subject = {
+            (True, True): f"{name}={_shown(value)} ",
+            (True, False): f"{name} ",
+            (False, True): f"{_shown(value)} ",
+            (False, False): "",
+        }[name is not None, value is not None]
+        super().__init__(f"{where}: {subject}{rule}" + (f"; {hint}" if hint else ""))
+
+
+class InfeasiblePlacementError(DsimError):
+    """A placement that cannot run, with every reason why."""
+
+    def __init__(self, placement: str, reasons: Sequence[str]) -> None:
+        self.placement = placement
+        self.reasons = tuple(reasons)
+        super().__init__(f"{placement}: cannot run: " + "; ".join(reasons))
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """Return a hint naming the known word nearest to `word`, or all of them.
+
+    >>> nearest("tftt", ["ttft", "tpot"])
+    "did you mean 'ttft'?"
+    """
+    names = list(known)
+    close = difflib.get_close_matches(word, names, n=1, cutoff=0.6)
+    if close:
+        return f"did you mean {close[0]!r}?"
+    return "expected one of " + ", ".join(names)
+
+
+def _shown(value: object) -> str:
+    text = repr(value) if isinstance(value, str) else str(value)
+    return text if len(text) <= 80 else text[:77] + "..."

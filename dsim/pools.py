@@ -1,0 +1,207 @@
+"""Pools and placements: how many instances of which role, at which parallel degrees."""
+
+from __future__ import annotations
+
+import enum
+import re
+from dataclasses import dataclass
+
+from dsim.errors import InputError
+
+
+class Role(enum.Enum):
+    """What the instances of a pool do; the value is the letter of the placement notation."""
+
+    PREFILL = "P"
+    DECODE = "D"
+    COLOCATED = "C"
+
+
+class Policy(enum.Enum):
+    """How a colocated instance mixes prefill and decode (docs/semantics.md, section 6)."""
+
+    ORCA = "orca"
+    PREFILL_FIRST = "prefill-first"
+    DECODE_FIRST = "decode-first"
+    CHUNKED = "chunked"
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Parallelism:
+    """Tensor (tp) and pipeline (pp) parallel degree of one instance."""
+
+    tp: int = 1
+    pp: int = 1
+
+    def __post_init__(self) -> None:
+        for name, value in (("tp", self.tp), ("pp", self.pp)):
+            if value < 1:
+                raise InputError("parallelism", "must be >= 1", name=name, value=value)
+
+    @property
+    def num_gpus(self) -> int:
+        """GPUs of one instance."""
+        return self.tp * self.pp
+
+    def __str__(self) -> str:
+        return f"tp{self.tp}pp{self.pp}"
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """`count` equal instances of one role.
+
+    Args:
+        policy: only for colocated pools.
+        token_budget: tokens per step of the `chunked` policy, only there.
+    """
+
+    role: Role
+    count: int
+    parallelism: Parallelism
+    policy: Policy | None = None
+    token_budget: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.count < 1:
+            raise InputError("placement", "must be >= 1", name="count", value=self.count)
+        if (self.policy is not None) != (self.role is Role.COLOCATED):
+            raise InputError(
+                "placement", "belongs to colocated pools and only to them", name="policy", value=self.policy
+            )
+        if (self.token_budget is not None) != (self.policy is Policy.CHUNKED):
+            raise InputError(
+                "placement",
+                "belongs to the chunked policy and only to it",
+                name="token_budget",
+                value=self.token_budget,
+            )
+        if self.token_budget is not None and self.token_budget < 1:
+            raise InputError("placement", "must be >= 1", name="token_budget", value=self.token_budget)
+
+    @property
+    def num_gpus(self) -> int:
+        """GPUs of the whole pool."""
+        return self.count * self.parallelism.num_gpus
+
+    def __str__(self) -> str:
+        return f"{self.count}x{self.role.value}:{self.parallelism}"
+
+    @property
+    def label(self) -> str:
+        """The notation followed by policy and token budget where there are any."""
+        if self.policy is None:
+            return str(self)
+        budget = "" if self.token_budget is None else f" {self.token_budget}"
+        return f"{self} ({self.policy.value}{budget})"
+
+
+_POOL = re.compile(r"(\d+)\s*x\s*([A-Za-z]+)\s*:\s*tp(\d+)(?:pp(\d+))?", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """The pools of a deployment: one prefill and one decode pool, or one colocated pool.
+
+    >>> p = Placement.parse("1xP:tp2pp1 + 2xD:tp1pp1")
+    >>> p.num_gpus, str(p)
+    (4, '1xP:tp2pp1 + 2xD:tp1pp1')
+    """
+
+    pools: tuple[Pool, ...]
+
+    def __post_init__(self) -> None:
+        roles = [pool.role for pool in self.pools]
+        if roles not in ([Role.PREFILL, Role.DECODE], [Role.COLOCATED]):
+            raise InputError(
+                "placement",
+                "needs one prefill and one decode pool, or one colocated pool",
+                value=" + ".join(map(str, self.pools)),
+                hint="write '1xP:tp2pp1 + 1xD:tp1pp1' or '1xC:tp1pp1'",
+            )
+
+    @classmethod
+    def disaggregated(cls, *, prefill: Parallelism, num_prefill: int, decode: Parallelism, num_decode: int) -> Placement:
+        """Return `num_prefill` prefill and `num_decode` decode instances."""
+        return cls((Pool(Role.PREFILL, num_prefill, prefill), Pool(Role.DECODE, num_decode, decode)))
+
+    @classmethod
+    def colocated(
+        cls, *, parallelism: Parallelism, count: int, policy: Policy, token_budget: int | None = None
+    ) -> Placement:
+        """Return `count` colocated instances under one policy."""
+        return cls((Pool(Role.COLOCATED, count, parallelism, policy, token_budget),))
+
+    @classmethod
+    def parse(
+        cls,
+        text: str,
+        *,
+        policy: Policy = Policy.PREFILL_FIRST,
+        token_budget: int | None = None,
+        where: str = "--placement",
+    ) -> Placement:
+        """Return the placement written as `1xP:tp2pp1 + 1xD:tp1pp1` or `2xC:tp1pp1`.
+
+        Args:
+            policy: used by colocated pools.
+            token_budget: used by colocated pools under `chunked` (default 2048).
+
+        Raises:
+            InputError: the text is not of this form.
+        """
+        pools = []
+        for part in text.split("+"):
+            match = _POOL.fullmatch(part.strip())
+            letter = match[2].upper()[:1] if match else ""
+            if match is None or letter not in "PDC":
+                raise InputError(
+                    where,
+                    "is not a pool",
+                    value=part.strip(),
+                    hint="write COUNTxROLE:tpNppM with role P, D or C, as in '1xP:tp2pp1 + 1xD:tp1pp1'",
+                )
+            role = Role(letter)
+            colocated = role is Role.COLOCATED
+            chunked = colocated and policy is Policy.CHUNKED
+            try:
+                pools.append(
+                    Pool(
+                        role,
+                        int(match[1]),
+                        Parallelism(int(match[3]), int(match[4] or 1)),
+                        policy if colocated else None,
+                        (token_budget or 2048) if chunked else None,
+                    )
+                )
+            except InputError as error:
+                raise InputError(where, error.rule, name=error.name, value=error.value, hint=error.hint) from None
+        try:
+            return cls(tuple(sorted(pools, key=lambda pool: "PDC".index(pool.role.value))))
+        except InputError as error:
+            raise InputError(where, error.rule, value=text, hint=error.hint) from None
+
+    @property
+    def num_gpus(self) -> int:
+        """GPUs of all pools together."""
+        return sum(pool.num_gpus for pool in self.pools)
+
+    @property
+    def is_colocated(self) -> bool:
+        """Whether the instances run both phases."""
+        return self.pools[0].role is Role.COLOCATED
+
+    def pool(self, role: Role) -> Pool:
+        """Return the pool of this role; KeyError if there is none."""
+        for pool in self.pools:
+            if pool.role is role:
+                return pool
+        raise KeyError(role)
+
+    def __str__(self) -> str:
+        return " + ".join(map(str, self.pools))
+
+    @property
+    def label(self) -> str:
+        """The notation with policy and token budget."""
+        return " + ".join(pool.label for pool in self.pools)

@@ -1,0 +1,132 @@
+"""Latency profiles: everything dsim knows about one model on one GPU under one engine."""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from dsim.errors import InfeasiblePlacementError
+from dsim.gpu import Gpu
+from dsim.latency import HostOverhead, LatencyModel
+from dsim.model import Model
+from dsim.pools import Parallelism, Role
+
+
+class FirstToken(enum.Enum):
+    """Which event shows the first token to the user."""
+
+    PREFILL = "prefill"
+    DECODE = "decode"
+    TRANSFER_END = "transfer_end"
+
+
+class Preemption(enum.Enum):
+    """What happens to the KV of a preempted request."""
+
+    SWAP = "swap"
+    RECOMPUTE = "recompute"
+
+
+@dataclass(frozen=True, slots=True)
+class BatchLimits:
+    """Most tokens and requests of one step; `math.inf` where nothing limits it.
+
+    For decode `requests` is per micro-batch and `tokens` is not used.
+    """
+
+    tokens: float = math.inf
+    requests: float = math.inf
+
+
+@dataclass(frozen=True, slots=True)
+class Handover:
+    """How a prompt's KV gets from the prefill to the decode side.
+
+    Args:
+        stalls_decode: a pull holds the decode instance's driver until it ends.
+        latency_s: constant of one transfer.
+        bandwidth_bytes_per_s: reached rate of one link; a transfer uses min(GPUs of sender, GPUs of receiver) links.
+        watermark: pulls stop while blocks pulled but not yet joined reach this share of the decode KV cache.
+    """
+
+    first_token_from: FirstToken = FirstToken.PREFILL
+    stalls_decode: bool = True
+    latency_s: float = 0.0
+    bandwidth_bytes_per_s: float = math.inf
+    watermark: float = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """One latency profile file (docs/profiles.md has its form).
+
+    Args:
+        latency: kernel times by tensor parallel degree.
+        refused: reason by tensor parallel degree for which coefficients exist but are unusable.
+        host: driver overhead by role, for pp = 1.
+        host_pipelined: driver overhead by role where pp > 1 and it differs.
+        request_s: per-request front-end time before a request is queued.
+        limits: batch limits by role.
+        admission_watermark: share of a colocated instance's KV cache kept free when a prompt is admitted.
+        kv_capacity_tokens: KV capacity in tokens by parallelism, where known.
+        kv_bytes_per_gpu: memory per GPU for weights and KV cache together, for parallelisms not listed.
+        swap_bytes_per_s: host link rate per GPU, each way.
+        saturation_tokens: Lm, None where unknown.
+        violations: what the shipped numbers are known to get wrong.
+        sha256: digest of the file it was read from, for provenance.
+    """
+
+    name: str
+    model: Model
+    gpu: Gpu
+    engine: str
+    engine_version: str
+    source: str
+    latency: Mapping[int, LatencyModel]
+    host: Mapping[Role, HostOverhead]
+    limits: Mapping[Role, BatchLimits]
+    kv_capacity_tokens: Mapping[Parallelism, int]
+    kv_bytes_per_gpu: float | None = None
+    refused: Mapping[int, str] = field(default_factory=dict)
+    host_pipelined: Mapping[Role, HostOverhead] = field(default_factory=dict)
+    request_s: float = 0.0
+    handover: Handover = Handover()
+    admission_watermark: float = 0.01
+    preemption: Preemption = Preemption.SWAP
+    swap_bytes_per_s: float = math.inf
+    saturation_tokens: int | None = None
+    block_tokens: int = 16
+    violations: tuple[str, ...] = ()
+    sha256: str = ""
+
+    def latency_at(self, tp: int) -> LatencyModel:
+        """Return the kernel times at this tensor parallel degree.
+
+        Raises:
+            InfeasiblePlacementError: the profile has no (usable) coefficients for it.
+        """
+        reason = self.refused.get(tp)
+        if reason is None and tp not in self.latency:
+            known = ", ".join(str(n) for n in sorted(self.latency))
+            reason = f"profile {self.name} has no coefficients for tp={tp} (it has tp {known})"
+        if reason is not None:
+            raise InfeasiblePlacementError(f"tp{tp}", [reason])
+        return self.latency[tp]
+
+    def host_of(self, role: Role, pp: int) -> HostOverhead:
+        """Return the driver overhead of one launch of this role."""
+        if pp > 1 and role in self.host_pipelined:
+            return self.host_pipelined[role]
+        return self.host.get(role, HostOverhead())
+
+    def kv_tokens(self, parallelism: Parallelism) -> int:
+        """Return the KV capacity in tokens: listed, else memory minus weights; may be <= 0 where the model does not fit."""
+        listed = self.kv_capacity_tokens.get(parallelism)
+        if listed is not None:
+            return listed
+        if self.kv_bytes_per_gpu is None:
+            return 0
+        free_bytes = self.kv_bytes_per_gpu * parallelism.num_gpus - self.model.weight_bytes
+        return math.floor(free_bytes / self.model.kv_bytes_per_token)
