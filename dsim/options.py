@@ -1,0 +1,73 @@
+"""What a simulation run is asked for beyond placement, requests and profiles."""
+
+from __future__ import annotations
+
+import enum
+import math
+from dataclasses import dataclass
+
+from dsim.errors import InputError
+from dsim.slo import Slo
+
+
+class Routing(enum.Enum):
+    """How a pool's instances share its requests (docs/semantics.md, section 3)."""
+
+    ROUND_ROBIN = "round-robin"
+    JOIN_SHORTEST_QUEUE = "join-shortest-queue"
+    LEAST_LOADED = "least-loaded"
+    POWER_OF_TWO = "power-of-two"
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Choices of one run.
+
+    Args:
+        seed: of the routing stream (arrivals and lengths have their own).
+        prefill_routing: also of colocated pools.
+        prefill_token_limit: most prompt tokens of a prefill batch instead of the engine's, as in Lm batching.
+        log_steps: keep a record of every launched batch (slower: one event per step).
+        track_itl: keep what the ITL statistics need.
+        check: verify the laws of docs/semantics.md on the result.
+        extrapolate: allow steps outside the latency model's valid range; the result says so.
+    """
+
+    seed: int = 0
+    prefill_routing: Routing = Routing.JOIN_SHORTEST_QUEUE
+    decode_routing: Routing = Routing.LEAST_LOADED
+    prefill_token_limit: int | None = None
+    log_steps: bool = False
+    track_itl: bool = True
+    check: bool = False
+    extrapolate: bool = False
+
+    def __post_init__(self) -> None:
+        if self.prefill_token_limit is not None and self.prefill_token_limit < 1:
+            raise InputError("options", "must be >= 1", name="prefill_token_limit", value=self.prefill_token_limit)
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Which requests of a run are counted, and when it may stop.
+
+    Requests number `warmup` to `warmup + counted - 1` in order of arrival count; later ones keep arriving, where the
+    source has more, until every counted one has finished.
+
+    Args:
+        warmup: requests at the start that are simulated and not counted.
+        counted: how many count; None: all that the source has.
+        stop_slo: with `max_misses`, the limits that a request must meet.
+        max_misses: stop as soon as more than this many counted requests have certainly missed `stop_slo`.
+    """
+
+    warmup: int = 0
+    counted: int | None = None
+    stop_slo: Slo | None = None
+    max_misses: float = math.inf
+
+    def __post_init__(self) -> None:
+        if self.warmup < 0:
+            raise InputError("window", "must be >= 0", name="warmup", value=self.warmup)
+        if self.counted is not None and self.counted < 1:
+            raise InputError("window", "must be >= 1", name="counted", value=self.counted)
