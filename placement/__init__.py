@@ -1,0 +1,1 @@
+"""The optimizer: which placement serves the most requests per GPU within the latency targets."""

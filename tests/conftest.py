@@ -1,0 +1,14 @@
+"""Settings of all tests: hypothesis profiles `dev` (default) and `ci` (when CI is set)."""
+
+from __future__ import annotations
+
+import os
+
+from hypothesis import HealthCheck, settings
+
+# A shared machine stalls now and then: no per-example deadlines. CI draws the same examples every time.
+settings.register_profile("dev", deadline=None, max_examples=50)
+settings.register_profile(
+    "ci", deadline=None, max_examples=100, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("ci" if os.environ.get("CI") else "dev")
