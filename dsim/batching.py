@@ -1,0 +1,33 @@
+"""How a prefill batch is formed from the head of a queue."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from dsim.job import Job
+from dsim.kv import KvCache, num_blocks
+from dsim.profile import BatchLimits
+
+
+def take_batch(queue: deque[Job], limits: BatchLimits, kv: KvCache) -> list[Job]:
+    """Remove from `queue` and return the next prefill batch, its KV blocks taken; empty if the head does not fit.
+
+    First come first served: requests from the head while the batch keeps within `limits` and the free blocks. A prompt over the
+    token limit goes alone.
+    """
+    batch: list[Job] = []
+    tokens = 0
+    size = kv.block_tokens
+    while queue and len(batch) < limits.requests:
+        job = queue[0]
+        tokens += job.prompt - job.cached
+        if tokens > limits.tokens and batch:
+            break
+        blocks = num_blocks(job.prompt, size)
+        if blocks > kv.free:
+            break
+        kv.take(blocks)
+        batch.append(queue.popleft())
+        if tokens > limits.tokens:
+            break
+    return batch

@@ -1,0 +1,37 @@
+"""KV transfers between instances over FIFO ports."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+class Port:
+    """One direction of one instance's link; transfers hold it one after the other, in the order they were posted."""
+
+    __slots__ = ("busy_s", "free_s")
+
+    def __init__(self) -> None:
+        self.free_s = 0.0
+        self.busy_s = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class TransferTimes:
+    """Seconds of one transfer: latency + prompt tokens * seconds per token."""
+
+    latency_s: float
+    per_token_s: float
+
+    def duration_s(self, prompt_tokens: int) -> float:
+        """Seconds that the KV of `prompt_tokens` takes."""
+        return self.latency_s + self.per_token_s * prompt_tokens
+
+
+def post(now_s: float, sender: Port, receiver: Port, duration_s: float) -> tuple[float, float]:
+    """Queue a transfer on both ports and return its start and end."""
+    start_s = max(now_s, sender.free_s, receiver.free_s)
+    end_s = start_s + duration_s
+    sender.free_s = receiver.free_s = end_s
+    sender.busy_s += duration_s
+    receiver.busy_s += duration_s
+    return start_s, end_s
