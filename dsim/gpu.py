@@ -10,7 +10,7 @@ class Gpu:
     """One GPU as its datasheet has it.
 
     Args:
-        memory_bytes: nominal device memory.
+        memory_bytes: device memory that programs can use, as the driver reports it (80 GiB of an A100-80GB).
         hbm_bytes_per_s: memory bandwidth.
         bf16_flops_per_s: dense, not 2:4-sparse.
         fp8_flops_per_s: dense; None where the GPU has no fp8.
@@ -19,6 +19,8 @@ class Gpu:
         network_bytes_per_s: scale-out network, one direction, per GPU.
         pcie_bytes_per_s: host link, one direction.
         price_usd_per_h: typical price, and the low and high seen; None where unknown. Always overridable.
+        price_source: where and when the prices were seen.
+        notes: traps of this GPU's numbers.
     """
 
     name: str

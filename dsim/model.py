@@ -44,19 +44,23 @@ class Model:
         return 2 * self.layers * self.kv_heads * self.head_dim * self.dtype_bytes
 
     @property
+    def layer_matrix_parameters(self) -> int:
+        """Weights of all layers' matrices: what every token is multiplied by, embeddings and output head apart."""
+        h, q, kv = self.hidden_size, self.attention_heads * self.head_dim, self.kv_heads * self.head_dim
+        return self.layers * (h * (q + 2 * kv) + q * h + (3 if self.gated_mlp else 2) * h * self.ffn_size)
+
+    @property
     def parameters(self) -> int:
         """Number of weights."""
         h, q, kv = self.hidden_size, self.attention_heads * self.head_dim, self.kv_heads * self.head_dim
-        layer = h * (q + 2 * kv) + q * h + (3 if self.gated_mlp else 2) * h * self.ffn_size
-        norms = 2 * h
+        vectors = 2 * h
         if self.biases:
-            layer += q + 2 * kv + h + self.ffn_size + h
-            norms *= 2
+            vectors += 2 * h + q + 2 * kv + h + self.ffn_size + h
         embedding = self.vocabulary * h * (1 if self.tied_embeddings else 2)
         # OPT's position table has two rows more than its context (its padding offset).
         positions = (self.context_tokens + 2) * h if self.learned_positions else 0
         final_norm = 2 * h if self.biases else h
-        return self.layers * (layer + norms) + embedding + positions + final_norm
+        return self.layer_matrix_parameters + self.layers * vectors + embedding + positions + final_norm
 
     @property
     def weight_bytes(self) -> int:

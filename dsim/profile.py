@@ -74,7 +74,8 @@ class Profile:
         kv_bytes_per_gpu: memory per GPU for weights and KV cache together, for parallelisms not listed.
         swap_bytes_per_s: host link rate per GPU, each way.
         saturation_tokens: Lm, None where unknown.
-        violations: what the shipped numbers are known to get wrong.
+        violations: what the numbers are known to get wrong (dsim/contract.py).
+        reasons: why a section has the values it has, by dotted path.
         sha256: digest of the file it was read from, for provenance.
     """
 
@@ -99,6 +100,7 @@ class Profile:
     saturation_tokens: int | None = None
     block_tokens: int = 16
     violations: tuple[str, ...] = ()
+    reasons: Mapping[str, str] = field(default_factory=dict)
     sha256: str = ""
 
     def latency_at(self, tp: int) -> LatencyModel:
@@ -122,7 +124,7 @@ class Profile:
         return self.host.get(role, HostOverhead())
 
     def kv_tokens(self, parallelism: Parallelism) -> int:
-        """Return the KV capacity in tokens: listed, else memory minus weights; may be <= 0 where the model does not fit."""
+        """Return the KV capacity in tokens: listed, else memory minus weights; <= 0 where the model does not fit."""
         listed = self.kv_capacity_tokens.get(parallelism)
         if listed is not None:
             return listed

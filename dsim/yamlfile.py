@@ -60,6 +60,10 @@ class Field:
             return InputError(self.where, rule, name=_subject(self.name, "{...}"), hint=hint)
         return InputError(self.where, rule, name=self.name or None, value=self.value, hint=hint)
 
+    def error_of_key(self, rule: str, hint: str | None = None) -> InputError:
+        """Return the error that says this value's key breaks `rule`."""
+        return InputError(self.where, rule, name=self.name, hint=hint)
+
     def number(
         self,
         *,
@@ -245,7 +249,9 @@ class Section:
         for key, field in self.fields.items():
             if not _INT.fullmatch(key) or len(key) > 9 or int(key) < at_least:
                 what = self.field.name or "this mapping"
-                raise InputError(field.where, f"is not a key of {what}: must be a whole number >= {at_least}", value=key)
+                raise InputError(
+                    field.where, f"is not a key of {what}: must be a whole number >= {at_least}", value=key
+                )
             if int(key) in result:
                 raise InputError(field.where, "stands twice", name=field.name, hint="keep one of the two")
             result[int(key)] = field
@@ -329,7 +335,7 @@ def _field(node: yaml.Node, *, file: str, name: str, seen: set[int]) -> Field:
         fail("uses a YAML alias (*), which is not supported", "write the value out")
     seen.add(id(node))
     if node.tag not in _PLAIN_TAGS:
-        tag = node.tag.replace("tag:yaml.org,2002:", "!!")
+        tag = node.tag.replace("tag:yaml.org,2002:", "!!")[:60]
         fail(f"uses the YAML tag {tag!r}, which is not allowed", "write the plain value")
     if isinstance(node, yaml.ScalarNode):
         return Field(file, line, name, _scalar(node))
@@ -379,4 +385,6 @@ def _subject(name: str, value: str) -> str:
 
 
 def _join(name: str, key: str) -> str:
-    return f"{name}.{key}" if name else key
+    shown = key if key.isprintable() else repr(key)
+    shown = shown if len(shown) <= 60 else shown[:57] + "..."
+    return f"{name}.{shown}" if name else shown

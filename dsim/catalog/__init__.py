@@ -1,0 +1,254 @@
+"""The models and GPUs that dsim knows by name."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Protocol, TypeVar
+
+from dsim.errors import InputError, nearest
+from dsim.gpu import Gpu
+from dsim.model import Model
+from dsim.yamlfile import Section, read_yaml
+
+MODEL_KEYS = (
+    "hugging_face",
+    "aliases",
+    "layers",
+    "hidden_size",
+    "attention_heads",
+    "kv_heads",
+    "head_dim",
+    "ffn_size",
+    "vocabulary",
+    "context_tokens",
+    "gated_mlp",
+    "learned_positions",
+    "biases",
+    "tied_embeddings",
+    "dtype_bytes",
+    "source",
+)
+GPU_KEYS = (
+    "vendor",
+    "architecture",
+    "aliases",
+    "memory_bytes",
+    "hbm_bytes_per_s",
+    "bf16_flops_per_s",
+    "fp8_flops_per_s",
+    "fp4_flops_per_s",
+    "nvlink_bytes_per_s",
+    "intra_node_link",
+    "network_bytes_per_s",
+    "pcie_bytes_per_s",
+    "gpus_per_node",
+    "scale_up_domain_gpus",
+    "tdp_w",
+    "price",
+    "source",
+    "notes",
+)
+
+
+class _Named(Protocol):
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def aliases(self) -> tuple[str, ...]: ...
+
+
+T = TypeVar("T", bound=_Named)
+
+
+@functools.cache
+def models() -> tuple[Model, ...]:
+    """Return every model of the catalog, in its order."""
+    entries = _entries("models.yaml", "models")
+    return tuple(read_model(entries.section(name), name=name) for name in entries)
+
+
+@functools.cache
+def gpus() -> tuple[Gpu, ...]:
+    """Return every GPU of the catalog, in its order."""
+    entries = _entries("gpus.yaml", "gpus")
+    return tuple(read_gpu(entries.section(name), name=name) for name in entries)
+
+
+def find_model(name: str, *, where: str = "--model") -> Model:
+    """Return the model of this name or alias; case, `_` and `-` make no difference.
+
+    >>> find_model("13B").name
+    'opt-13b'
+
+    Args:
+        where: named in the error, such as an option or `file:line`.
+
+    Raises:
+        InputError: no model or several have this name.
+    """
+    return _find(name, models(), _model_index(), where=where, kind="model")
+
+
+def find_gpu(name: str, *, where: str = "--gpu") -> Gpu:
+    """Return the GPU of this name or alias; case, `_` and `-` make no difference.
+
+    >>> find_gpu("A100_SXM").name
+    'a100-80g'
+
+    Args:
+        where: named in the error, such as an option or `file:line`.
+
+    Raises:
+        InputError: no GPU or several have this name.
+    """
+    return _find(name, gpus(), _gpu_index(), where=where, kind="GPU")
+
+
+def read_model(section: Section, *, name: str | None = None) -> Model:
+    """Return the model whose shape stands in `section`; docs/profiles.md has the form.
+
+    Args:
+        name: None where the section itself has the key `name`.
+
+    Raises:
+        InputError: a key is unknown, missing or impossible.
+    """
+    section.only(MODEL_KEYS if name is not None else ("name", *MODEL_KEYS))
+    if name is None:
+        name = section.text("name")
+    attention_heads = section.integer("attention_heads", at_least=1)
+    kv_heads = section.integer("kv_heads", attention_heads, at_least=1)
+    if attention_heads % kv_heads:
+        raise section.need("kv_heads").error(f"must divide attention_heads={attention_heads}")
+    hidden_size = section.integer("hidden_size", at_least=1)
+    if section.get("head_dim") is None and hidden_size % attention_heads:
+        raise section.need("hidden_size").error(
+            f"must be a multiple of attention_heads={attention_heads}", "or give head_dim"
+        )
+    dtype_bytes = section.integer("dtype_bytes", 2, at_least=1)
+    if dtype_bytes not in (1, 2, 4):
+        raise section.need("dtype_bytes").error("must be 1, 2 or 4")
+    return Model(
+        name=name,
+        hugging_face=section.text("hugging_face", name),
+        layers=section.integer("layers", at_least=1),
+        hidden_size=hidden_size,
+        attention_heads=attention_heads,
+        kv_heads=kv_heads,
+        head_dim=section.integer("head_dim", max(hidden_size // attention_heads, 1), at_least=1),
+        ffn_size=section.integer("ffn_size", at_least=1),
+        vocabulary=section.integer("vocabulary", at_least=1),
+        context_tokens=section.integer("context_tokens", at_least=2),
+        gated_mlp=section.flag("gated_mlp", default=True),
+        learned_positions=section.flag("learned_positions", default=False),
+        biases=section.flag("biases", default=False),
+        tied_embeddings=section.flag("tied_embeddings", default=False),
+        source=section.text("source"),
+        aliases=section.texts("aliases"),
+        dtype_bytes=dtype_bytes,
+    )
+
+
+def read_gpu(section: Section, *, name: str | None = None) -> Gpu:
+    """Return the GPU whose numbers stand in `section`; docs/profiles.md has the form.
+
+    Args:
+        name: None where the section itself has the key `name`.
+
+    Raises:
+        InputError: a key is unknown, missing or impossible.
+    """
+    section.only(GPU_KEYS if name is not None else ("name", *GPU_KEYS))
+    if name is None:
+        name = section.text("name")
+    price, price_source = None, ""
+    if "price" in section:
+        prices = section.section("price").only(("typical_usd_per_h", "low_usd_per_h", "high_usd_per_h", "source"))
+        typical = prices.number("typical_usd_per_h", at_least=0)
+        low, high = prices.number("low_usd_per_h", typical, at_least=0), prices.number("high_usd_per_h", typical)
+        if not low <= typical <= high:
+            raise prices.need("typical_usd_per_h").error(f"must lie between low ({low:g}) and high ({high:g})")
+        price, price_source = (typical, low, high), prices.text("source")
+    gpus_per_node = section.integer("gpus_per_node", 8, at_least=1)
+
+    def optional(key: str) -> float | None:
+        field = section.get(key)
+        return None if field is None else field.number(above=0)
+
+    pcie_bytes_per_s = section.number("pcie_bytes_per_s", above=0)
+    return Gpu(
+        name=name,
+        vendor=section.text("vendor", "unknown"),
+        architecture=section.text("architecture", "unknown"),
+        memory_bytes=section.integer("memory_bytes", at_least=1),
+        hbm_bytes_per_s=section.number("hbm_bytes_per_s", above=0),
+        bf16_flops_per_s=section.number("bf16_flops_per_s", above=0),
+        fp8_flops_per_s=optional("fp8_flops_per_s"),
+        fp4_flops_per_s=optional("fp4_flops_per_s"),
+        nvlink_bytes_per_s=section.number("nvlink_bytes_per_s", pcie_bytes_per_s, above=0),
+        intra_node_link=section.text("intra_node_link", "unknown"),
+        network_bytes_per_s=section.number("network_bytes_per_s", above=0),
+        pcie_bytes_per_s=pcie_bytes_per_s,
+        gpus_per_node=gpus_per_node,
+        scale_up_domain_gpus=section.integer("scale_up_domain_gpus", gpus_per_node, at_least=1),
+        tdp_w=section.number("tdp_w", above=0),
+        price_usd_per_h=price,
+        price_source=price_source,
+        source=section.text("source"),
+        aliases=section.texts("aliases"),
+        notes=section.text("notes", "-") if "notes" in section else "",
+    )
+
+
+def _entries(file: str, kind: str) -> Section:
+    top = read_yaml(Path(__file__).with_name(file)).only(("dsim_catalog", kind))
+    version = top.need("dsim_catalog")
+    if version.integer() != 1:
+        raise version.error("must be 1")
+    return top.section(kind)
+
+
+@functools.cache
+def _model_index() -> Mapping[str, Model]:
+    return _index(models())
+
+
+@functools.cache
+def _gpu_index() -> Mapping[str, Gpu]:
+    return _index(gpus())
+
+
+def _index(nouns: tuple[T, ...]) -> dict[str, T]:
+    index: dict[str, T] = {}
+    for noun in nouns:
+        for name in (noun.name, *noun.aliases):
+            if index.setdefault(_normal(name), noun) is not noun:
+                raise InputError("catalog", f"names both {index[_normal(name)].name} and {noun.name}", value=name)
+    return index
+
+
+def _normal(name: str) -> str:
+    return re.sub(r"[\s_-]+", "-", name.strip().lower())
+
+
+def _find(name: str, nouns: tuple[T, ...], index: Mapping[str, T], *, where: str, kind: str) -> T:
+    word = _normal(name)
+    found = index.get(word)
+    if found is not None:
+        return found
+    if not word:
+        raise InputError(where, f"needs the name of a {kind}", value=name, hint=f"such as {nouns[0].name}")
+    # Half a name, such as `70b` or `a100`: several models or GPUs have it, and guessing one would mislead.
+    parts = set(word.split("-"))
+    partial = [noun.name for noun in nouns if parts <= set(_normal(noun.name).split("-"))]
+    if partial:
+        hint = ("write one of " if len(partial) > 1 else "did you mean ") + ", ".join(partial)
+        raise InputError(where, f"names no {kind} by itself", value=name, hint=hint)
+    hint = nearest(word, index)
+    if hint.startswith("expected"):
+        hint = nearest("", [noun.name for noun in nouns])
+    raise InputError(where, f"is not a known {kind}", value=name, hint=hint)

@@ -1,0 +1,162 @@
+"""The contract of every latency model: what step times can never do, checked against shape and datasheet."""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+
+from dsim.gpu import Gpu
+from dsim.latency import Chunk, LatencyModel
+from dsim.model import Model
+
+#: Where a valid range has no end, the checks need one.
+_REQUESTS = 1024
+#: Relative slack for rounding.
+_SLACK = 1e-9
+
+
+class ViolationKind(enum.Enum):
+    """A rule that a latency model breaks."""
+
+    NOT_POSITIVE = "not-positive"
+    PREFILL_FALLS = "prefill-falls"
+    DECODE_FALLS = "decode-falls"
+    BELOW_BOUND = "below-bound"
+
+
+@dataclass(frozen=True, slots=True)
+class Violation:
+    """The worst place at which one latency model breaks one rule.
+
+    Args:
+        share: by how much, as a share of the step time that would keep the rule.
+        detail: the place and the amount in words.
+    """
+
+    tp: int
+    kind: ViolationKind
+    share: float
+    detail: str
+
+    def __str__(self) -> str:
+        return f"tp {self.tp}: {self.detail}"
+
+
+def find_violations(latency: LatencyModel, *, model: Model, gpu: Gpu, tp: int) -> list[Violation]:
+    """Return the worst violation of each kind within the valid range; empty where the contract holds.
+
+    Step times must be positive, not fall when tokens, context or requests are added, and never be below what the
+    datasheet's FLOP/s and memory bandwidth allow. Tokens and contexts are probed on a grid that includes the ends of
+    the range, decode batches one by one.
+    """
+    worst: dict[ViolationKind, tuple[float, str]] = {}
+
+    def found(kind: ViolationKind, share: float, detail: str) -> None:
+        if share > worst.get(kind, (_SLACK, ""))[0]:
+            worst[kind] = (share, detail)
+
+    for kind, share, detail in _prefill(latency, model, gpu, tp):
+        found(kind, share, detail)
+    for kind, share, detail in _decode(latency, model, gpu, tp):
+        found(kind, share, detail)
+    return [Violation(tp, kind, *worst[kind]) for kind in ViolationKind if kind in worst]
+
+
+def prefill_bound_s(chunks: list[Chunk], *, model: Model, gpu: Gpu, tp: int) -> float:
+    """Seconds below which no prefill step can be: FLOPs and weight reads of the layers, perfectly split over `tp`."""
+    tokens = sum(t for t, _ in chunks)
+    # QK^T and PV, each 2 FLOPs per query, key and channel; causal, so half of a chunk's own square.
+    pairs = sum(t * t / 2 + t * s for t, s in chunks)
+    attention = 4 * model.layers * model.attention_heads * model.head_dim * pairs
+    compute_s = (2 * model.layer_matrix_parameters * tokens + attention) / _flops_per_s(model, gpu)
+    memory_s = model.layer_matrix_parameters * model.dtype_bytes / gpu.hbm_bytes_per_s
+    return max(compute_s, memory_s) / tp
+
+
+def decode_bound_s(requests: int, context_tokens: int, *, model: Model, gpu: Gpu, tp: int) -> float:
+    """Seconds below which no decode step can be: FLOPs, and reads of layers, output head and KV, split over `tp`."""
+    head = model.vocabulary * model.hidden_size
+    compute_s = 2 * (model.layer_matrix_parameters + head) * requests / _flops_per_s(model, gpu)
+    weight_bytes = (model.layer_matrix_parameters + head) * model.dtype_bytes
+    memory_s = (weight_bytes + context_tokens * model.kv_bytes_per_token) / gpu.hbm_bytes_per_s
+    return max(compute_s, memory_s) / tp
+
+
+def _flops_per_s(model: Model, gpu: Gpu) -> float:
+    if model.dtype_bytes == 1 and gpu.fp8_flops_per_s is not None:
+        return gpu.fp8_flops_per_s
+    return gpu.bf16_flops_per_s
+
+
+def _grid(end: int) -> list[int]:
+    """1, 2, 4, ... and the end itself."""
+    return sorted({*(2**i for i in range(end.bit_length())), end})
+
+
+def _prefill(latency: LatencyModel, model: Model, gpu: Gpu, tp: int) -> Iterator[tuple[ViolationKind, float, str]]:
+    valid = latency.valid_range
+    longest = int(min(valid.chunk_tokens, model.context_tokens))
+    grid = _grid(longest)
+    most = min(valid.prefill_tokens, 16 * longest)
+    batches = [[(tokens, 0)] for tokens in grid if tokens <= most]
+    # The longest chunk is computed against ever more cached tokens only as far as the context reaches.
+    batches += [[(longest - cached, cached)] for cached in grid if cached < longest and longest - cached <= most]
+    batches += [[(longest, 0)] * n for n in range(2, int(most // longest) + 1)]
+    for batch in batches:
+        step_s = latency.prefill_s(batch)
+        place = f"{len(batch)} x {batch[0][0]} tokens" + (f" after {batch[0][1]} cached" if batch[0][1] else "")
+        if not step_s > 0:
+            yield ViolationKind.NOT_POSITIVE, math.inf, f"prefill of {place} takes {step_s:g} s"
+            continue
+        bound_s = prefill_bound_s(batch, model=model, gpu=gpu, tp=tp)
+        yield ViolationKind.BELOW_BOUND, 1 - step_s / bound_s, _below(f"prefill of {place}", step_s, bound_s, gpu)
+    orders = [[(latency.prefill_s([(t, 0)]), f"from {t} tokens on") for t in grid if t <= most]]
+    orders += [[(latency.prefill_s([(1, s)]), f"of 1 token from {s} cached ones on") for s in grid if s < longest]]
+    orders += [
+        [(latency.prefill_s(b), f"from {len(b)} x {longest} tokens on") for b in batches if b[0] == (longest, 0)]
+    ]
+    for order in orders:
+        for (before_s, place), (after_s, _) in pairwise(order):
+            if before_s > 0:
+                share = 1 - after_s / before_s
+                yield ViolationKind.PREFILL_FALLS, share, f"prefill falls by {share:.1%} {place}"
+
+
+def _decode(latency: LatencyModel, model: Model, gpu: Gpu, tp: int) -> Iterator[tuple[ViolationKind, float, str]]:
+    valid = latency.valid_range
+    longest = int(min(valid.chunk_tokens, model.context_tokens))
+    most = int(min(valid.decode_requests, _REQUESTS))
+    for context in _grid(longest):
+        before_s = 0.0
+        for requests in range(1, most + 1):
+            total = requests * context
+            if total > valid.context_tokens:
+                break
+            step_s = latency.decode_s(requests, total)
+            place = f"at {context} context tokens a request"
+            if not step_s > 0:
+                yield ViolationKind.NOT_POSITIVE, math.inf, f"decode of {requests} {place} takes {step_s:g} s"
+                break
+            if step_s < before_s:
+                share = 1 - step_s / before_s
+                detail = f"decode falls by {share:.1%} where the batch passes {requests - 1} -> {requests} {place}"
+                yield ViolationKind.DECODE_FALLS, share, detail
+            before_s = step_s
+            bound_s = decode_bound_s(requests, total, model=model, gpu=gpu, tp=tp)
+            if step_s < bound_s:
+                detail = _below(f"decode of {requests} {place}", step_s, bound_s, gpu)
+                yield ViolationKind.BELOW_BOUND, 1 - step_s / bound_s, detail
+    for requests in _grid(most):
+        run = [(latency.decode_s(requests, requests * c), c) for c in _grid(longest)]
+        for (before_s, context), (after_s, _) in pairwise(run):
+            if 0 < after_s < before_s:
+                share = 1 - after_s / before_s
+                detail = f"decode of {requests} falls by {share:.1%} from {context} context tokens a request on"
+                yield ViolationKind.DECODE_FALLS, share, detail
+
+
+def _below(step: str, step_s: float, bound_s: float, gpu: Gpu) -> str:
+    return f"{step} takes {step_s * 1e3:.3g} ms, below the {bound_s * 1e3:.3g} ms that {gpu.name}'s datasheet allows"

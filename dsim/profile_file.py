@@ -1,0 +1,358 @@
+"""Profile files: the YAML form of a latency profile (docs/profiles.md) and its checks."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from dsim.catalog import find_gpu, find_model, read_gpu, read_model
+from dsim.contract import Violation, ViolationKind, find_violations
+from dsim.errors import InputError
+from dsim.gpu import Gpu
+from dsim.latency import AffineDecode, AffineLatency, AffinePrefill, HostOverhead, ValidRange
+from dsim.model import Model
+from dsim.pools import Parallelism, Role
+from dsim.profile import BatchLimits, FirstToken, Handover, Preemption, Profile
+from dsim.yamlfile import Field, Section, parse_yaml, read_bytes
+
+#: Share of the GPU's intra-node link that a transfer reaches where a profile says nothing.
+_LINK_SHARE = 0.8
+_TOP_KEYS = (
+    "dsim_profile",
+    "model",
+    "gpu",
+    "engine",
+    "source",
+    "valid_range",
+    "latency",
+    "refused",
+    "limits",
+    "host",
+    "handover",
+    "preemption",
+    "kv",
+    "saturation_tokens",
+    "violations",
+    "reason",
+)
+_ROLES = {"prefill": Role.PREFILL, "decode": Role.DECODE, "colocated": Role.COLOCATED}
+_HOST_KEYS = ("step_s", "sequence_s", "token_s", "mixed_s", "reason")
+_PARALLELISM = re.compile(r"tp([1-9]\d{0,4})pp([1-9]\d{0,4})")
+
+
+def load_profile(path: Path | str) -> Profile:
+    """Return the profile in a file.
+
+    Raises:
+        InputError: the file cannot be read, breaks the form of docs/profiles.md, or its numbers break the contract of
+            latency models in a way that the file does not list under `violations`.
+    """
+    data = read_bytes(path)
+    return parse_profile(data, file=str(path))
+
+
+def parse_profile(data: bytes, *, file: str) -> Profile:
+    """Return the profile in `data`; `file` names it in errors. Raises like `load_profile`."""
+    top = parse_yaml(data, file=file).only(_TOP_KEYS)
+    version = top.need("dsim_profile")
+    if version.integer() != 1:
+        raise version.error("must be 1", "this is the version of the file's form, not of its contents")
+    model, gpu = _model(top.need("model")), _gpu(top.need("gpu"))
+    engine = top.section("engine").only(("name", "version", "reason"))
+    engine_name = engine.text("name")
+    valid_range = _valid_range(top.section("valid_range"))
+    latency = _latency(top.section("latency"), model=model, valid_range=valid_range)
+    refused = _refused(top.get("refused"), latency)
+    host = _host(top.get("host"))
+    kv = top.section("kv").only(("capacity_tokens", "bytes_per_gpu", "block_tokens", "admission_watermark", "reason"))
+    capacity, bytes_per_gpu = _capacity(kv, model=model, gpu=gpu)
+    preemption, swap_bytes_per_s = _preemption(top.get("preemption"))
+    saturation = top.get("saturation_tokens")
+    return Profile(
+        name=f"{model.name}-{gpu.name}-{engine_name}",
+        model=model,
+        gpu=gpu,
+        engine=engine_name,
+        engine_version=engine.text("version"),
+        source=top.text("source"),
+        latency=latency,
+        refused=refused,
+        host={role: pair[0] for role, pair in host.items()},
+        host_pipelined={role: pair[1] for role, pair in host.items() if pair[1] is not None},
+        request_s=_request_s(top.get("host")),
+        limits=_limits(top.get("limits"), valid_range),
+        handover=_handover(top.get("handover"), gpu),
+        preemption=preemption,
+        swap_bytes_per_s=swap_bytes_per_s,
+        kv_capacity_tokens=capacity,
+        kv_bytes_per_gpu=bytes_per_gpu,
+        block_tokens=kv.integer("block_tokens", 16, at_least=1),
+        admission_watermark=_share(kv, "admission_watermark", 0.01),
+        saturation_tokens=None if saturation is None else saturation.integer(at_least=1),
+        violations=_violations(top, latency=latency, model=model, gpu=gpu),
+        reasons=_reasons(top),
+        sha256=hashlib.sha256(data).hexdigest(),
+    )
+
+
+def _model(field: Field) -> Model:
+    if isinstance(field.value, str):
+        return find_model(field.value, where=field.where)
+    return read_model(field.section())
+
+
+def _gpu(field: Field) -> Gpu:
+    if isinstance(field.value, str):
+        return find_gpu(field.value, where=field.where)
+    return read_gpu(field.section())
+
+
+def _valid_range(section: Section) -> ValidRange:
+    section.only(("chunk_tokens", "prefill_tokens", "decode_requests", "context_tokens", "reason"))
+    context = section.get("context_tokens")
+    return ValidRange(
+        chunk_tokens=section.integer("chunk_tokens", at_least=1),
+        prefill_tokens=section.integer("prefill_tokens", at_least=1),
+        decode_requests=section.integer("decode_requests", at_least=1),
+        context_tokens=math.inf if context is None else context.integer(at_least=1),
+    )
+
+
+def _latency(section: Section, *, model: Model, valid_range: ValidRange) -> dict[int, AffineLatency]:
+    result = {}
+    for tp, field in section.by_integer().items():
+        if model.attention_heads % tp:
+            raise field.error_of_key(
+                f"is a tensor parallel degree that does not divide the {model.attention_heads} heads of {model.name}"
+            )
+        result[tp] = _affine(field.section(), valid_range)
+    if not result:
+        raise section.field.error(
+            "must have at least one tensor parallel degree", "such as 1: {prefill: ..., decode: ...}"
+        )
+    return result
+
+
+def _affine(section: Section, valid_range: ValidRange) -> AffineLatency:
+    section.only(("prefill", "decode"))
+    prefill = section.section("prefill").only(("constant_s", "per_token_s", "per_token_squared_s"))
+    decode = section.section("decode").only(("threshold_requests", "small", "large"))
+    small = _affine_decode(decode.section("small"))
+    threshold, large_field = decode.get("threshold_requests"), decode.get("large")
+    if threshold is not None and large_field is None:
+        raise threshold.error("needs `large` beside it", "give the coefficients from this batch on, or remove the key")
+    return AffineLatency(
+        prefill=AffinePrefill(
+            constant_s=prefill.number("constant_s", at_least=0),
+            per_token_s=prefill.number("per_token_s", at_least=0),
+            per_token_squared_s=prefill.number("per_token_squared_s", at_least=0),
+        ),
+        small=small,
+        large=small if large_field is None else _affine_decode(large_field.section()),
+        threshold_requests=1 if large_field is None else decode.integer("threshold_requests", at_least=2),
+        valid_range=valid_range,
+    )
+
+
+def _affine_decode(section: Section) -> AffineDecode:
+    section.only(("constant_s", "per_context_token_s", "per_request_s"))
+    return AffineDecode(
+        constant_s=section.number("constant_s", at_least=0),
+        per_context_token_s=section.number("per_context_token_s", at_least=0),
+        per_request_s=section.number("per_request_s", at_least=0),
+    )
+
+
+def _refused(field: Field | None, latency: Mapping[int, AffineLatency]) -> dict[int, str]:
+    if field is None:
+        return {}
+    result = {}
+    for tp, reason in field.section().by_integer().items():
+        if tp in latency:
+            raise reason.error_of_key("stands under latency as well", "keep one of the two")
+        result[tp] = reason.text()
+    return result
+
+
+def _limits(field: Field | None, valid: ValidRange) -> dict[Role, BatchLimits]:
+    defaults = {
+        Role.PREFILL: BatchLimits(tokens=valid.prefill_tokens),
+        Role.DECODE: BatchLimits(requests=valid.decode_requests),
+        Role.COLOCATED: BatchLimits(tokens=valid.prefill_tokens, requests=valid.decode_requests),
+    }
+    if field is None:
+        return defaults
+    section = field.section().only((*_ROLES, "reason"))
+    result = dict(defaults)
+    for name, role in _ROLES.items():
+        entry = section.get(name)
+        if entry is None:
+            continue
+        keys = ("requests", "reason") if role is Role.DECODE else ("tokens", "requests", "reason")
+        limits = entry.section().only(keys)
+        most_tokens = ("prefill_tokens", valid.prefill_tokens)
+        most_requests = ("decode_requests", math.inf if role is Role.PREFILL else valid.decode_requests)
+        result[role] = BatchLimits(
+            tokens=_limit(limits, "tokens", default=defaults[role].tokens, most=most_tokens),
+            requests=_limit(limits, "requests", default=defaults[role].requests, most=most_requests),
+        )
+    return result
+
+
+def _limit(section: Section, key: str, *, default: float, most: tuple[str, float]) -> float:
+    field = section.get(key)
+    if field is None:
+        return default
+    limit = field.integer(at_least=1)
+    if limit > most[1]:
+        raise field.error(
+            f"must be <= valid_range.{most[0]}={most[1]:g}", "the coefficients are not known to hold beyond it"
+        )
+    return limit
+
+
+def _host(field: Field | None) -> dict[Role, tuple[HostOverhead, HostOverhead | None]]:
+    if field is None:
+        return {}
+    section = field.section().only((*_ROLES, "request_s", "reason"))
+    result = {}
+    for name, role in _ROLES.items():
+        entry = section.get(name)
+        if entry is None:
+            continue
+        overhead = entry.section().only((*_HOST_KEYS, "pipelined"))
+        pipelined = overhead.get("pipelined")
+        result[role] = (
+            _host_overhead(overhead),
+            None if pipelined is None else _host_overhead(pipelined.section().only(_HOST_KEYS)),
+        )
+    return result
+
+
+def _host_overhead(section: Section) -> HostOverhead:
+    return HostOverhead(
+        step_s=section.number("step_s", 0.0, at_least=0),
+        sequence_s=section.number("sequence_s", 0.0, at_least=0),
+        token_s=section.number("token_s", 0.0, at_least=0),
+        mixed_s=section.number("mixed_s", 0.0, at_least=0),
+    )
+
+
+def _request_s(host: Field | None) -> float:
+    return 0.0 if host is None else host.section().number("request_s", 0.0, at_least=0)
+
+
+def _handover(field: Field | None, gpu: Gpu) -> Handover:
+    default = Handover(
+        first_token_from=FirstToken.PREFILL,
+        stalls_decode=False,
+        latency_s=0.001,
+        bandwidth_bytes_per_s=_LINK_SHARE * gpu.nvlink_bytes_per_s,
+        watermark=0.05,
+    )
+    if field is None:
+        return default
+    section = field.section().only(
+        ("first_token_from", "stalls_decode", "latency_s", "bandwidth_bytes_per_s", "watermark", "reason")
+    )
+    first = section.get("first_token_from")
+    return Handover(
+        first_token_from=default.first_token_from if first is None else first.choice(FirstToken),
+        stalls_decode=section.flag("stalls_decode", default=default.stalls_decode),
+        latency_s=section.number("latency_s", default.latency_s, at_least=0),
+        bandwidth_bytes_per_s=section.number("bandwidth_bytes_per_s", default.bandwidth_bytes_per_s, above=0),
+        watermark=_share(section, "watermark", default.watermark, above=0),
+    )
+
+
+def _preemption(field: Field | None) -> tuple[Preemption, float]:
+    if field is None:
+        return Preemption.RECOMPUTE, math.inf
+    section = field.section().only(("method", "swap_bytes_per_s", "reason"))
+    method = section.need("method").choice(Preemption)
+    if method is Preemption.SWAP:
+        return method, section.number("swap_bytes_per_s", above=0)
+    rate = section.get("swap_bytes_per_s")
+    if rate is not None:
+        raise rate.error("belongs to method swap and only to it", "remove the key")
+    return method, math.inf
+
+
+def _capacity(section: Section, *, model: Model, gpu: Gpu) -> tuple[dict[Parallelism, int], float | None]:
+    listed, per_gpu = section.get("capacity_tokens"), section.get("bytes_per_gpu")
+    if listed is None and per_gpu is None:
+        raise section.field.error(
+            "must have capacity_tokens or bytes_per_gpu", "give what the engine prints when it starts"
+        )
+    capacity: dict[Parallelism, int] = {}
+    for key, field in ({} if listed is None else listed.section().fields).items():
+        match = _PARALLELISM.fullmatch(key)
+        if match is None:
+            raise field.error_of_key("is not a parallelism", "write tp1pp1, tp2pp1 and so on")
+        parallelism = Parallelism(int(match[1]), int(match[2]))
+        if model.attention_heads % parallelism.tp or parallelism.pp > model.layers:
+            raise field.error_of_key(
+                f"does not divide the {model.attention_heads} heads and {model.layers} layers of {model.name}"
+            )
+        most_tokens = parallelism.num_gpus * gpu.memory_bytes // model.kv_bytes_per_token
+        capacity[parallelism] = field.integer(at_least=1)
+        if capacity[parallelism] > most_tokens:
+            raise field.error(
+                f"must be <= {most_tokens}, all the memory of {parallelism.num_gpus} {gpu.name}",
+                "the unit is tokens, of the whole instance",
+            )
+    bytes_per_gpu = None if per_gpu is None else per_gpu.number(above=0)
+    if per_gpu is not None and bytes_per_gpu is not None and bytes_per_gpu > gpu.memory_bytes:
+        raise per_gpu.error(f"must be <= {gpu.memory_bytes}, the memory of one {gpu.name}", "the unit is bytes")
+    return capacity, bytes_per_gpu
+
+
+def _share(section: Section, key: str, default: float, *, above: float = -math.inf) -> float:
+    field = section.get(key)
+    return default if field is None else field.number(above=above, at_least=0, at_most=1)
+
+
+def _violations(top: Section, *, latency: Mapping[int, AffineLatency], model: Model, gpu: Gpu) -> tuple[str, ...]:
+    found = [v for tp in sorted(latency) for v in find_violations(latency[tp], model=model, gpu=gpu, tp=tp)]
+    unlisted = {(v.tp, v.kind): v for v in found}
+    listed = top.get("violations")
+    for item in () if listed is None else listed.items():
+        section = item.section().only(("tp", "kind", "note"))
+        if "note" in section:
+            section.text("note")
+        kind = section.need("kind").choice(ViolationKind)
+        if unlisted.pop((section.integer("tp", at_least=1), kind), None) is None:
+            raise item.error(f"lists {kind.value}, which the numbers do not show (or show once)", "remove this item")
+    for violation in unlisted.values():
+        _refuse(violation, top)
+    return tuple(str(v) for v in found)
+
+
+def _refuse(violation: Violation, top: Section) -> None:
+    """Refuse a violation that the file does not admit to."""
+    if violation.kind is ViolationKind.BELOW_BOUND:
+        # A datasheet can be wrong and a file's dtype unusual: told to the user, not refused.
+        return
+    where = top.section("latency").need(str(violation.tp)).where
+    hint = "correct the coefficients"
+    if violation.kind is not ViolationKind.NOT_POSITIVE:
+        hint += f", or list {{tp: {violation.tp}, kind: {violation.kind.value}}} under violations"
+    raise InputError(where, f"breaks the contract of latency models: {violation.detail}", hint=hint)
+
+
+def _reasons(top: Section) -> dict[str, str]:
+    reasons: dict[str, str] = {}
+
+    def collect(field: Field) -> None:
+        if isinstance(field.value, dict):
+            for key, inner in field.value.items():
+                if key == "reason":
+                    reasons[field.name or "profile"] = inner.text()
+                else:
+                    collect(inner)
+
+    collect(top.field)
+    return reasons
