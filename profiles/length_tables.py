@@ -84,7 +84,7 @@ FITS: Final = {
         licence="our own assumption; nothing is reproduced",
         note="Assumed: 79 % of answers are short (lognormal, mean 13, cv 1), 21 % are summaries or long answers (the "
         "share of such tasks; lognormal, cv 0.8, mean from figure 7). A prompt is the first min(2040 - answer, a "
-        "number uniform from 1900 to 2048) tokens of its document, as in DistServe's published data preparation; documents "
+        "number uniform from 1900 to 2048) tokens of its document, as in DistServe's published preparation; documents "
         "shorter than that, uniform from 200 to 1900, are as frequent as the mean prompt of figure 7 demands.",
     ),
 }

@@ -12,8 +12,10 @@ from dsim.workload.lengths import (
     Uniform,
     cv_from_median,
 )
+from dsim.workload.parse import parse_arrivals, parse_workload
 from dsim.workload.presets import PRESETS, TableLengths, preset
 from dsim.workload.streams import replication_seed, stream
+from dsim.workload.traces import read_lengths, read_trace, rescale
 
 __all__ = [
     "PRESETS",
@@ -33,7 +35,12 @@ __all__ = [
     "Uniform",
     "Workload",
     "cv_from_median",
+    "parse_arrivals",
+    "parse_workload",
     "preset",
+    "read_lengths",
+    "read_trace",
     "replication_seed",
+    "rescale",
     "stream",
 ]
