@@ -16,7 +16,6 @@ class Phase(enum.IntEnum):
     STEP_END = 1
     TRANSFER_END = 2
     ARRIVAL = 3
-    SETTLE = 4
 
 
 class Wake(simpy.Event):
@@ -53,6 +52,11 @@ class Clock(simpy.Environment):
         self.events += 1
         heappush(self._queue, (time_s, phase, next(self._eid), wake))
         return wake
+
+    @property
+    def pending(self) -> list[tuple[float, int, int, simpy.Event]]:
+        """The event queue itself, to be looked at only."""
+        return self._queue  # type: ignore[return-value]
 
     @property
     def quiet(self) -> bool:

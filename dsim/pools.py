@@ -84,6 +84,13 @@ class Pool:
         """GPUs of the whole pool."""
         return self.count * self.parallelism.num_gpus
 
+    @property
+    def policy_or_fail(self) -> Policy:
+        """The policy of a colocated pool."""
+        if self.policy is None:
+            raise InputError("placement", "is not a colocated pool", value=str(self))
+        return self.policy
+
     def __str__(self) -> str:
         return f"{self.count}x{self.role.value}:{self.parallelism}"
 

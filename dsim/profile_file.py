@@ -38,6 +38,12 @@ _TOP_KEYS = (
     "violations",
     "reason",
 )
+#: No step is longer: larger numbers are milliseconds, or a slip that would run away in a simulation.
+_MAX_S = 60.0
+#: No link is slower: smaller numbers are gigabytes per second.
+_MIN_BYTES_PER_S = 1e6
+#: No GPU has less memory: smaller numbers are gigabytes.
+_MIN_BYTES = 1e9
 _ROLES = {"prefill": Role.PREFILL, "decode": Role.DECODE, "colocated": Role.COLOCATED}
 _HOST_KEYS = ("step_s", "sequence_s", "token_s", "mixed_s", "reason")
 _PARALLELISM = re.compile(r"tp([1-9]\d{0,4})pp([1-9]\d{0,4})")
@@ -89,7 +95,7 @@ def parse_profile(data: bytes, *, file: str) -> Profile:
         swap_bytes_per_s=swap_bytes_per_s,
         kv_capacity_tokens=capacity,
         kv_bytes_per_gpu=bytes_per_gpu,
-        block_tokens=kv.integer("block_tokens", 16, at_least=1),
+        block_tokens=kv.integer("block_tokens", 16, at_least=1, at_most=4096),
         admission_watermark=_share(kv, "admission_watermark", 0.01),
         saturation_tokens=None if saturation is None else saturation.integer(at_least=1),
         violations=_violations(top, latency=latency, model=model, gpu=gpu),
@@ -146,9 +152,9 @@ def _affine(section: Section, valid_range: ValidRange) -> AffineLatency:
         raise threshold.error("needs `large` beside it", "give the coefficients from this batch on, or remove the key")
     return AffineLatency(
         prefill=AffinePrefill(
-            constant_s=prefill.number("constant_s", at_least=0),
-            per_token_s=prefill.number("per_token_s", at_least=0),
-            per_token_squared_s=prefill.number("per_token_squared_s", at_least=0),
+            constant_s=prefill.number("constant_s", at_least=0, at_most=_MAX_S),
+            per_token_s=prefill.number("per_token_s", at_least=0, at_most=_MAX_S),
+            per_token_squared_s=prefill.number("per_token_squared_s", at_least=0, at_most=_MAX_S),
         ),
         small=small,
         large=small if large_field is None else _affine_decode(large_field.section()),
@@ -160,9 +166,9 @@ def _affine(section: Section, valid_range: ValidRange) -> AffineLatency:
 def _affine_decode(section: Section) -> AffineDecode:
     section.only(("constant_s", "per_context_token_s", "per_request_s"))
     return AffineDecode(
-        constant_s=section.number("constant_s", at_least=0),
-        per_context_token_s=section.number("per_context_token_s", at_least=0),
-        per_request_s=section.number("per_request_s", at_least=0),
+        constant_s=section.number("constant_s", at_least=0, at_most=_MAX_S),
+        per_context_token_s=section.number("per_context_token_s", at_least=0, at_most=_MAX_S),
+        per_request_s=section.number("per_request_s", at_least=0, at_most=_MAX_S),
     )
 
 
@@ -234,15 +240,15 @@ def _host(field: Field | None) -> dict[Role, tuple[HostOverhead, HostOverhead | 
 
 def _host_overhead(section: Section) -> HostOverhead:
     return HostOverhead(
-        step_s=section.number("step_s", 0.0, at_least=0),
-        sequence_s=section.number("sequence_s", 0.0, at_least=0),
-        token_s=section.number("token_s", 0.0, at_least=0),
-        mixed_s=section.number("mixed_s", 0.0, at_least=0),
+        step_s=section.number("step_s", 0.0, at_least=0, at_most=_MAX_S),
+        sequence_s=section.number("sequence_s", 0.0, at_least=0, at_most=_MAX_S),
+        token_s=section.number("token_s", 0.0, at_least=0, at_most=_MAX_S),
+        mixed_s=section.number("mixed_s", 0.0, at_least=0, at_most=_MAX_S),
     )
 
 
 def _request_s(host: Field | None) -> float:
-    return 0.0 if host is None else host.section().number("request_s", 0.0, at_least=0)
+    return 0.0 if host is None else host.section().number("request_s", 0.0, at_least=0, at_most=_MAX_S)
 
 
 def _handover(field: Field | None, gpu: Gpu) -> Handover:
@@ -262,8 +268,8 @@ def _handover(field: Field | None, gpu: Gpu) -> Handover:
     return Handover(
         first_token_from=default.first_token_from if first is None else first.choice(FirstToken),
         stalls_decode=section.flag("stalls_decode", default=default.stalls_decode),
-        latency_s=section.number("latency_s", default.latency_s, at_least=0),
-        bandwidth_bytes_per_s=section.number("bandwidth_bytes_per_s", default.bandwidth_bytes_per_s, above=0),
+        latency_s=section.number("latency_s", default.latency_s, at_least=0, at_most=_MAX_S),
+        bandwidth_bytes_per_s=section.number("bandwidth_bytes_per_s", default.bandwidth_bytes_per_s, at_least=_MIN_BYTES_PER_S),
         watermark=_share(section, "watermark", default.watermark, above=0),
     )
 
@@ -274,7 +280,7 @@ def _preemption(field: Field | None) -> tuple[Preemption, float]:
     section = field.section().only(("method", "swap_bytes_per_s", "reason"))
     method = section.need("method").choice(Preemption)
     if method is Preemption.SWAP:
-        return method, section.number("swap_bytes_per_s", above=0)
+        return method, section.number("swap_bytes_per_s", at_least=_MIN_BYTES_PER_S)
     rate = section.get("swap_bytes_per_s")
     if rate is not None:
         raise rate.error("belongs to method swap and only to it", "remove the key")
@@ -304,7 +310,7 @@ def _capacity(section: Section, *, model: Model, gpu: Gpu) -> tuple[dict[Paralle
                 f"must be <= {most_tokens}, all the memory of {parallelism.num_gpus} {gpu.name}",
                 "the unit is tokens, of the whole instance",
             )
-    bytes_per_gpu = None if per_gpu is None else per_gpu.number(above=0)
+    bytes_per_gpu = None if per_gpu is None else per_gpu.number(at_least=_MIN_BYTES)
     if per_gpu is not None and bytes_per_gpu is not None and bytes_per_gpu > gpu.memory_bytes:
         raise per_gpu.error(f"must be <= {gpu.memory_bytes}, the memory of one {gpu.name}", "the unit is bytes")
     return capacity, bytes_per_gpu

@@ -7,6 +7,7 @@ from heapq import heappop, heappush
 
 from dsim.job import Job
 from dsim.kv import KvCache, num_blocks
+from dsim.recorder import Gaps
 
 
 class RunningBatch:
@@ -192,6 +193,20 @@ class RunningBatch:
             self.kv.take(need)
         self.launched += steps
         self.context += steps * self.requests
+
+    def close_gaps(self, end_s: float, gaps: Gaps | None) -> None:
+        """Account for the gaps between tokens that the end of one step closes."""
+        newcomers = self.newcomers
+        if gaps is not None:
+            old = self.requests - len(newcomers)
+            if old:
+                gaps.add(end_s - self.last_end_s, old)
+            for job in newcomers:
+                if job.produced:
+                    gaps.add(end_s - job.last_token_s)
+        if newcomers:
+            self.newcomers = []
+        self.last_end_s = end_s
 
     def complete(self) -> list[Job]:
         """End the launch in flight; remove and return the members that have finished, their blocks freed."""

@@ -18,7 +18,10 @@ Scalar = str | int | float | bool | None
 E = TypeVar("E", bound=enum.Enum)
 
 #: Larger files are no configuration; the cap also ends reads of endless devices.
-MAX_FILE_BYTES = 16_000_000
+MAX_FILE_BYTES = 1_000_000
+
+#: Beyond it a float no longer holds every whole number, and no quantity here comes near.
+_MAX_INTEGER = 2**53
 
 _INT = re.compile(r"[-+]?[0-9]+")
 _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
@@ -89,7 +92,7 @@ class Field:
         self._check_bounds(number, above=above, at_least=at_least, below=below, at_most=at_most)
         return number
 
-    def integer(self, *, at_least: float = -math.inf, at_most: float = math.inf) -> int:
+    def integer(self, *, at_least: float = -math.inf, at_most: float = _MAX_INTEGER) -> int:
         """Return a whole number within the bounds; `80e9` is one, `2.5` is not.
 
         Raises:
@@ -113,13 +116,13 @@ class Field:
         at_most: float = math.inf,
     ) -> None:
         if number <= above:
-            raise self.error(f"must be > {above:g}")
+            raise self.error(f"must be > {_shown(above)}")
         if number < at_least:
-            raise self.error(f"must be >= {at_least:g}")
+            raise self.error(f"must be >= {_shown(at_least)}")
         if number >= below:
-            raise self.error(f"must be < {below:g}")
+            raise self.error(f"must be < {_shown(below)}")
         if number > at_most:
-            raise self.error(f"must be <= {at_most:g}")
+            raise self.error(f"must be <= {_shown(at_most)}")
 
     def text(self) -> str:
         """Return a non-empty text on one line.
@@ -205,20 +208,28 @@ class Section:
         return field
 
     def number(
-        self, key: str, default: float | None = None, *, above: float = -math.inf, at_least: float = -math.inf
+        self,
+        key: str,
+        default: float | None = None,
+        *,
+        above: float = -math.inf,
+        at_least: float = -math.inf,
+        at_most: float = math.inf,
     ) -> float:
         """Return the number at `key`, or the default; without a default the key is needed."""
         field = self.fields.get(key)
         if field is None and default is not None:
             return default
-        return self.need(key).number(above=above, at_least=at_least)
+        return self.need(key).number(above=above, at_least=at_least, at_most=at_most)
 
-    def integer(self, key: str, default: int | None = None, *, at_least: float = -math.inf) -> int:
+    def integer(
+        self, key: str, default: int | None = None, *, at_least: float = -math.inf, at_most: float = _MAX_INTEGER
+    ) -> int:
         """Return the whole number at `key`, or the default; without a default the key is needed."""
         field = self.fields.get(key)
         if field is None and default is not None:
             return default
-        return self.need(key).integer(at_least=at_least)
+        return self.need(key).integer(at_least=at_least, at_most=at_most)
 
     def text(self, key: str, default: str | None = None) -> str:
         """Return the text at `key`, or the default; without a default the key is needed."""
@@ -264,7 +275,7 @@ def read_bytes(path: Path | str) -> bytes:
     Raises:
         InputError: there is no such file, it cannot be read, or it is beyond `MAX_FILE_BYTES`.
     """
-    where = str(path)
+    where = str(path) or "''"
     try:
         with Path(path).open("rb") as file:
             data = file.read(MAX_FILE_BYTES + 1)
@@ -378,6 +389,10 @@ def _number_hint(value: object) -> str | None:
     if isinstance(value, str) and (_FLOAT.fullmatch(value) or _INT.fullmatch(value)):
         return "remove the quotes"
     return None
+
+
+def _shown(bound: float) -> str:
+    return str(int(bound)) if abs(bound) < 1e9 and bound == int(bound) else f"{bound:g}"
 
 
 def _subject(name: str, value: str) -> str:

@@ -52,6 +52,9 @@ GPU_KEYS = (
     "notes",
 )
 
+#: No memory, link or GPU is slower: smaller numbers are GB/s or TFLOP/s.
+_MIN_PER_S = 1e6
+
 
 class _Named(Protocol):
     @property
@@ -177,21 +180,21 @@ def read_gpu(section: Section, *, name: str | None = None) -> Gpu:
 
     def optional(key: str) -> float | None:
         field = section.get(key)
-        return None if field is None else field.number(above=0)
+        return None if field is None else field.number(at_least=_MIN_PER_S)
 
-    pcie_bytes_per_s = section.number("pcie_bytes_per_s", above=0)
+    pcie_bytes_per_s = section.number("pcie_bytes_per_s", at_least=_MIN_PER_S)
     return Gpu(
         name=name,
         vendor=section.text("vendor", "unknown"),
         architecture=section.text("architecture", "unknown"),
-        memory_bytes=section.integer("memory_bytes", at_least=1),
-        hbm_bytes_per_s=section.number("hbm_bytes_per_s", above=0),
-        bf16_flops_per_s=section.number("bf16_flops_per_s", above=0),
+        memory_bytes=section.integer("memory_bytes", at_least=1e9),
+        hbm_bytes_per_s=section.number("hbm_bytes_per_s", at_least=_MIN_PER_S),
+        bf16_flops_per_s=section.number("bf16_flops_per_s", at_least=_MIN_PER_S),
         fp8_flops_per_s=optional("fp8_flops_per_s"),
         fp4_flops_per_s=optional("fp4_flops_per_s"),
-        nvlink_bytes_per_s=section.number("nvlink_bytes_per_s", pcie_bytes_per_s, above=0),
+        nvlink_bytes_per_s=section.number("nvlink_bytes_per_s", pcie_bytes_per_s, at_least=_MIN_PER_S),
         intra_node_link=section.text("intra_node_link", "unknown"),
-        network_bytes_per_s=section.number("network_bytes_per_s", above=0),
+        network_bytes_per_s=section.number("network_bytes_per_s", at_least=_MIN_PER_S),
         pcie_bytes_per_s=pcie_bytes_per_s,
         gpus_per_node=gpus_per_node,
         scale_up_domain_gpus=section.integer("scale_up_domain_gpus", gpus_per_node, at_least=1),

@@ -1,0 +1,183 @@
+"""Results as tables, JSON, CSV, and files that are complete or absent."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import io
+import json
+import math
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from dsim.errors import InputError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+@dataclass(slots=True)
+class Table:
+    """Rows of text under headings.
+
+    Args:
+        headings: those that start with `<` are aligned to the left, the others to the right.
+    """
+
+    headings: Sequence[str]
+    rows: list[Sequence[str]] = field(default_factory=list)
+    title: str | None = None
+
+
+def to_json(value: object) -> str:
+    """Return the value as indented JSON; numbers that are not finite become null."""
+    return json.dumps(_plain(value), indent=2, allow_nan=False, ensure_ascii=False) + "\n"
+
+
+def to_csv(rows: Sequence[Mapping[str, object]]) -> str:
+    """Return the rows as CSV with a header line; nested values get dotted column names."""
+    flat = [dict(_flat(row)) for row in rows]
+    columns = list(dict.fromkeys(name for row in flat for name in row))
+    text = io.StringIO()
+    writer = csv.DictWriter(text, columns, lineterminator="\n", restval="")
+    writer.writeheader()
+    writer.writerows(flat)
+    return text.getvalue()
+
+
+def emit(text: str) -> None:
+    """Print data on stdout; a reader that has gone away, such as `head`, is no failure."""
+    try:
+        typer.echo(text, nl=False)
+    except BrokenPipeError:
+        silence_stdout()
+
+
+def silence_stdout() -> None:
+    """Let whatever is still to be flushed to stdout vanish."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def show(*parts: Table | str, color: bool = True) -> None:
+    """Print tables and lines on stdout, never cut or wrapped when it is not a terminal."""
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table as RichTable
+    from rich.text import Text
+
+    # As wide as it needs: a terminal wraps whole lines, folded numbers cannot be read.
+    console = Console(no_color=not color, highlight=False, width=10_000)
+    for part in parts:
+        with console.capture() as printed:
+            if isinstance(part, str):
+                console.print(Text(part), soft_wrap=True)
+            else:
+                table = RichTable(
+                    box=SIMPLE_HEAD, title=part.title, title_justify="left", title_style="bold", pad_edge=False
+                )
+                for heading in part.headings:
+                    left = heading.startswith("<")
+                    table.add_column(heading.removeprefix("<"), justify="left" if left else "right")
+                for row in part.rows:
+                    table.add_row(*(Text(cell) for cell in row))
+                console.print(table)
+        lines = [line.rstrip() for line in printed.get().splitlines()]
+        while len(lines) > 1 and not lines[-1]:
+            lines.pop()
+        while len(lines) > 1 and not lines[0]:
+            lines.pop(0)
+        emit("\n".join(lines) + "\n")
+
+
+def progress_console() -> Console:
+    """Return the console on stderr."""
+    from rich.console import Console
+
+    return Console(stderr=True)
+
+
+@dataclass(frozen=True, slots=True)
+class OutputFolder:
+    """A directory that result files are written into, each of them whole or not at all."""
+
+    path: Path
+    overwrite: bool = False
+
+    def check(self, names: Sequence[str]) -> None:
+        """See beforehand that files of these names can be written.
+
+        Raises:
+            InputError: the path is no directory, is not writable, or has such a file and may not be overwritten.
+        """
+        if self.path.exists() and not self.path.is_dir():
+            raise InputError("--output-dir", "is no directory", value=str(self.path), hint="give another path")
+        parent = next(folder for folder in (self.path, *self.path.absolute().parents) if folder.exists())
+        if not os.access(parent, os.W_OK | os.X_OK):
+            raise InputError("--output-dir", f"cannot be written: no permission in {parent}", value=str(self.path))
+        if not parent.is_dir():
+            raise InputError("--output-dir", f"cannot be made: {parent} is no directory", value=str(self.path))
+        present = [name for name in names if (self.path / name).exists()]
+        if present and not self.overwrite:
+            raise InputError(
+                "--output-dir",
+                f"already has {', '.join(present)}",
+                value=str(self.path),
+                hint="give another directory, or --overwrite",
+            )
+
+    def write(self, files: Mapping[str, str | bytes]) -> None:
+        """Write the files; they get their names only when all are complete."""
+        self.check(list(files))
+        self.path.mkdir(parents=True, exist_ok=True)
+        with contextlib.ExitStack() as stack:
+            staged = {name: stack.enter_context(self._staged(name, content)) for name, content in files.items()}
+            for name, temporary in staged.items():
+                temporary.replace(self.path / name)
+
+    @contextlib.contextmanager
+    def _staged(self, name: str, content: str | bytes) -> Iterator[Path]:
+        temporary = self.path / f".{name}.{os.getpid()}.part"
+        try:
+            temporary.write_bytes(content if isinstance(content, bytes) else content.encode())
+            yield temporary
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
+def note(text: str, *, quiet: bool) -> None:
+    """Print a line on stderr unless quiet."""
+    if not quiet:
+        typer.echo(text, err=True)
+
+
+def use_color(*, no_color: bool) -> bool:
+    """Return whether stdout may be coloured."""
+    return not no_color and sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return value
+
+
+def _flat(row: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, object]]:
+    for key, value in row.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{key}.")
+        elif isinstance(value, list | tuple):
+            yield f"{prefix}{key}", "; ".join(map(str, value))
+        elif isinstance(value, float) and not math.isfinite(value):
+            yield f"{prefix}{key}", ""
+        else:
+            yield f"{prefix}{key}", "" if value is None else value

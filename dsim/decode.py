@@ -1,0 +1,521 @@
+"""Decode instances: continuous batching over a paged KV cache that pulls prompts from the prefill side."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from functools import partial
+from typing import TYPE_CHECKING
+
+from dsim.clock import Phase, Wake
+from dsim.cruise import AffineCruise, TableCruise, cruise
+from dsim.errors import InputError
+from dsim.job import Job
+from dsim.kv import KvCache, num_blocks
+from dsim.pipeline import Stages
+from dsim.pools import Parallelism, Role
+from dsim.profile import FirstToken, Preemption, Profile
+from dsim.recorder import StepRecord
+from dsim.routing import Load
+from dsim.running import RunningBatch
+from dsim.transfer import Port, TransferTimes, post
+
+if TYPE_CHECKING:
+    import simpy
+
+    from dsim.deployment import Deployment
+
+
+class DecodeInstance:
+    """What decode instances of any pp share: pulls, admissions, memory (docs/semantics.md, section 5)."""
+
+    def __init__(self, deployment: Deployment, index: int, *, profile: Profile, parallelism: Parallelism) -> None:
+        self.index = index
+        self.load = Load()
+        self.ingress = Port()
+        self.unpulled: deque[Job] = deque()
+        self.pulled: deque[Job] = deque()
+        self.preempted: deque[Job] = deque()
+        self.kv = KvCache(profile.kv_tokens(parallelism), profile.block_tokens)
+        self.busy_s = 0.0
+        self.launches = 0
+        self.batches = [RunningBatch(self.kv, part) for part in range(parallelism.pp)]
+        self._deployment = deployment
+        self._latency = profile.latency_at(parallelism.tp)
+        self._host = profile.host_of(Role.DECODE, parallelism.pp)
+        self._prefill_host = profile.host_of(Role.PREFILL, parallelism.pp)
+        self._prefill_limits = profile.limits[Role.PREFILL]
+        self._max_requests = deployment.request_limit(profile, Role.DECODE, parallelism.tp)
+        self._max_context = math.inf if deployment.extrapolate else self._latency.valid_range.context_tokens
+        self._handover = profile.handover
+        self._swaps = profile.preemption is Preemption.SWAP
+        self._swap_s_per_token = profile.model.kv_bytes_per_token / (profile.swap_bytes_per_s * parallelism.num_gpus)
+        self._swap_s = 0.0
+        self._watermark_blocks = profile.handover.watermark * self.kv.capacity
+        self._blocks_to_join = 0
+        self._pulling = False
+        self._preempted_now = False
+        self._transfer_times: dict[int, TransferTimes] = {}
+        self._profile = profile
+        self._parallelism = parallelism
+        self._late_first_token = self._handover.first_token_from is FirstToken.DECODE
+
+    def hand_over(self, job: Job) -> None:
+        """Take a prompt that waits on the prefill side, or is here already in a decode-only run."""
+        self.unpulled.append(job)
+        self._deployment.touch(self)
+
+    # Pulls
+
+    def _may_pull(self) -> bool:
+        """Whether the pull rule lets the head of `unpulled` in, as far as the blocks known to be free tell."""
+        return (
+            bool(self.unpulled)
+            and self._blocks_to_join < self._watermark_blocks
+            and num_blocks(self.unpulled[0].prompt, self.kv.block_tokens) <= self.kv.free
+        )
+
+    def _pull(self, now_s: float) -> None:
+        """Post the transfer of the head of `unpulled`."""
+        job = self.unpulled.popleft()
+        job.blocks = num_blocks(job.prompt, self.kv.block_tokens)
+        self.kv.take(job.blocks)
+        self._blocks_to_join += job.blocks
+        prefiller, recorder = job.prefiller, self._deployment.recorder
+        if prefiller is None:
+            start_s = end_s = now_s
+        else:
+            start_s, end_s = post(now_s, prefiller.egress, self.ingress, self._transfer_s(job))
+        recorder.transfer_start_s[job.index] = start_s
+        self._pulling = self._handover.stalls_decode
+        self._deployment.clock.at(end_s, Phase.TRANSFER_END, partial(self._on_transfer_end, job))
+
+    def _transfer_s(self, job: Job) -> float:
+        gpus = self._deployment.prefill_gpus
+        times = self._transfer_times.get(gpus)
+        if times is None:
+            links = min(gpus, self._parallelism.num_gpus)
+            rate = links * self._handover.bandwidth_bytes_per_s
+            times = TransferTimes(self._handover.latency_s, self._profile.model.kv_bytes_per_token / rate)
+            self._transfer_times[gpus] = times
+        return times.duration_s(job.prompt)
+
+    def _on_transfer_end(self, job: Job, _event: simpy.Event) -> None:
+        deployment = self._deployment
+        now_s = deployment.clock.now
+        deployment.recorder.transfer_end_s[job.index] = now_s
+        self._pulling = False
+        if job.prefiller is not None:
+            job.prefiller.free(job)
+            job.prefiller = None
+        deployment.touch(self)
+        if self._handover.first_token_from is FirstToken.TRANSFER_END and not job.produced:
+            job.produced = 1
+            deployment.recorder.first_token(job, now_s)
+            if job.output == 1:
+                self.kv.release(job.blocks)
+                self._blocks_to_join -= job.blocks
+                self._done(job)
+                return
+        self.pulled.append(job)
+
+    # Admissions
+
+    def _admit(self) -> None:
+        """Let preempted, then pulled requests join while they fit."""
+        while self.preempted or self.pulled:
+            job = self.preempted[0] if self.preempted else self.pulled[0]
+            batch = self._emptiest()
+            if batch is None or not self._fits(job):
+                return
+            self._join(job, batch)
+
+    def _emptiest(self) -> RunningBatch | None:
+        """Return the batch with the least context among those with room for one more request."""
+        if len(self.batches) == 1:
+            batch = self.batches[0]
+            return batch if len(batch) < self._max_requests else None
+        room = [batch for batch in self.batches if len(batch) < self._max_requests]
+        return min(room, key=lambda batch: batch.total_context, default=None)
+
+    def _fits(self, job: Job) -> bool:
+        return num_blocks(job.context, self.kv.block_tokens) - job.blocks <= self.kv.free
+
+    def _join(self, job: Job, batch: RunningBatch) -> None:
+        """Take the blocks of the job's next step and let it join, the head of its queue."""
+        context = job.context
+        self.kv.take(num_blocks(context, self.kv.block_tokens) - job.blocks)
+        if self.pulled and self.pulled[0] is job:
+            self.pulled.popleft()
+            self._blocks_to_join -= job.blocks
+            job.blocks = 0
+        else:
+            self.preempted.popleft()
+            if not self._swaps:
+                batch.join_recompute(job)
+                return
+            self._swap_s += self._swap_s_per_token * (context - 1 if job.produced else context)
+        batch.join(job, context)
+
+    # Memory
+
+    def _make_memory(self, batch: RunningBatch) -> None:
+        """Preempt members of `batch`, the last to join first, until its next launch finds its blocks."""
+        while not batch.recompute and batch.growth() > self.kv.free:
+            job, stored = batch.preempt_last()
+            self._preempt(job, stored)
+
+    def _preempt(self, job: Job, stored_tokens: int) -> None:
+        self._preempted_now = True
+        self._deployment.recorder.preemptions[job.index] += 1
+        if self._swaps:
+            self._swap_s += self._swap_s_per_token * stored_tokens
+        job.blocks = 0
+        self.preempted.append(job)
+
+    def _rescue(self) -> None:
+        """Let the oldest waiting request join although later pulled ones hold its blocks."""
+        if not self.preempted and not self.pulled:
+            return
+        job = self.preempted[0] if self.preempted else self.pulled[0]
+        while not self._fits(job) and self.pulled and self.pulled[-1] is not job:
+            evicted = self.pulled.pop()
+            self.kv.release(evicted.blocks)
+            self._blocks_to_join -= evicted.blocks
+            self._preempt(evicted, evicted.context - 1 if evicted.produced else evicted.context)
+        batch = self._emptiest()
+        if batch is not None and self._fits(job):
+            self._join(job, batch)
+
+    # Tokens
+
+    def _record_starts(self, batch: RunningBatch, now_s: float) -> None:
+        """Note the first decode launch of those that join it."""
+        recorder = self._deployment.recorder
+        starts = recorder.decode_start_s
+        for job in batch.newcomers:
+            if math.isnan(starts[job.index]):
+                starts[job.index] = now_s
+                recorder.decode_instance[job.index] = self.index
+
+    def _close_step(self, batch: RunningBatch, end_s: float) -> None:
+        """Account for the tokens of one step: the gaps they close, and who has token 1 from it."""
+        recorder = self._deployment.recorder
+        newcomers = batch.newcomers
+        batch.close_gaps(end_s, recorder.gaps)
+        if self._late_first_token:
+            for job in newcomers:
+                if not job.produced:
+                    job.produced = 1
+                    recorder.first_token(job, end_s)
+
+    def _done(self, job: Job) -> None:
+        self.load.remove(job.prompt)
+        self._deployment.finish(job)
+
+    def _check_range(self, context: int) -> None:
+        if context > self._max_context:
+            raise InputError(
+                f"profile {self._profile.name}",
+                f"is beyond the valid range of {self._max_context:g}",
+                name="context_tokens of a decode step",
+                value=context,
+                hint="limit the decode batch, or allow extrapolation",
+            )
+
+    # Recompute
+
+    def _recompute_chunks(self, batch: RunningBatch) -> list[Job]:
+        """Return the recompute members that the next prefill step of `batch` takes."""
+        jobs: list[Job] = []
+        tokens = 0
+        for job in batch.recompute:
+            tokens += job.context
+            if jobs and (tokens > self._prefill_limits.tokens or len(jobs) >= self._prefill_limits.requests):
+                break
+            jobs.append(job)
+        return jobs
+
+    def _recompute_times(self, jobs: list[Job]) -> tuple[float, float]:
+        """Return host and kernel seconds of a prefill step over recompute members."""
+        chunks = [(job.context, 0) for job in jobs]
+        tokens = sum(tokens for tokens, _ in chunks)
+        return self._prefill_host.launch_s(len(jobs), tokens), self._latency.prefill_s(chunks)
+
+    def _end_recompute(self, batch: RunningBatch, jobs: list[Job]) -> None:
+        deployment = self._deployment
+        recorder, now_s = deployment.recorder, deployment.clock.now
+        for job in jobs:
+            if job.produced:
+                if recorder.gaps is not None:
+                    recorder.gaps.add(now_s - job.last_token_s)
+                job.last_token_s = now_s
+            else:
+                recorder.first_token(job, now_s)
+            batch.recomputed(job)
+            if job.produced == job.output:
+                self._done(job)
+
+    def _log(self, batch: RunningBatch, now_s: float, end_s: float, recompute: list[Job] | None = None) -> None:
+        steps = self._deployment.recorder.steps
+        if steps is not None:
+            prefill = tuple(job.index for job in recompute or ())
+            decode = () if recompute else tuple(job.index for job in batch)
+            steps.append(StepRecord("D", self.index, batch.index, now_s, end_s, prefill, decode))
+
+
+class SerialDecodeInstance(DecodeInstance):
+    """pp = 1: the driver waits for each step, so a constant batch is one closed form."""
+
+    def __init__(self, deployment: Deployment, index: int, *, profile: Profile, parallelism: Parallelism) -> None:
+        super().__init__(deployment, index, profile=profile, parallelism=parallelism)
+        self._batch = self.batches[0]
+        self._cruise: AffineCruise | TableCruise | None = None
+        self._steps = 0
+        self._delay_s = 0.0
+        self._wake: Wake | None = None
+        self._in_flight = False
+
+    def settle(self, now_s: float) -> None:
+        """Pull and admit where the driver may act; otherwise see to it that it acts at the next boundary."""
+        stalls = self._handover.stalls_decode
+        if self._in_flight:
+            if self._cruise is None:
+                if not stalls:
+                    self._pull_all(now_s)
+                return
+            if stalls:
+                if self._may_pull():
+                    self._plan(now_s, limit=1, split=True)
+            elif self._may_pull() or self.pulled:
+                self._split(now_s)
+                self._pull_all(now_s)
+                self._plan(now_s, limit=1 if self.pulled else None)
+            return
+        if self._pulling:
+            return
+        if stalls:
+            if self._may_pull():
+                self._pull(now_s)
+                return
+            self._admit()
+        else:
+            self._pull_all(now_s)
+            self._admit()
+            self._pull_all(now_s)
+
+    def _pull_all(self, now_s: float) -> None:
+        while self._may_pull():
+            self._pull(now_s)
+
+    def launch(self, now_s: float) -> None:
+        """Start the next step, or cruise, if the driver is free."""
+        if self._in_flight or (self._pulling and self._handover.stalls_decode):
+            return
+        batch = self._batch
+        self._preempted_now = False
+        self._make_memory(batch)
+        if not len(batch):
+            self._rescue()
+            if not len(batch):
+                return
+        self._in_flight = True
+        swap_s, self._swap_s = self._swap_s, 0.0
+        self.launches += 1
+        if batch.recompute:
+            jobs = self._recompute_chunks(batch)
+            host_s, kernel_s = self._recompute_times(jobs)
+            end_s = now_s + (swap_s + host_s + kernel_s)
+            self.busy_s += end_s - now_s
+            self._log(batch, now_s, end_s, jobs)
+            self._cruise = None
+            self._deployment.clock.at(end_s, Phase.STEP_END, partial(self._on_recompute_end, jobs))
+            return
+        batch.launch()
+        if batch.newcomers:
+            self._record_starts(batch, now_s)
+        self._check_range(batch.context)
+        self._delay_s = swap_s
+        self._cruise = cruise(
+            now_s + swap_s, self._latency, self._host, requests=batch.requests, context=batch.context
+        )
+        self._launch_s = now_s
+        # Another turn of the driver is due at the next boundary where a pull is allowed already, or where a preemption
+        # may have freed more than it needed.
+        again = self._preempted_now or (self._handover.stalls_decode and self._may_pull())
+        self._plan(now_s, limit=1 if again else None)
+        if self._deployment.recorder.steps is not None:
+            self._log(batch, now_s, self._cruise.end_s(1))
+
+    def _plan(self, now_s: float, *, limit: int | None, split: bool = False) -> None:
+        """Choose how many steps of the cruise to sleep through and set the alarm."""
+        course, batch = self._cruise, self._batch
+        assert course is not None
+        if split:
+            steps = course.steps_until(now_s) if now_s > course.start_s else 1
+            if steps >= self._steps:
+                return
+        elif limit == 1 or self._deployment.recorder.steps is not None:
+            steps = 1
+        else:
+            steps = min(batch.steps_to_finish(), course.limit)
+            if steps > 1:
+                steps = batch.steps_in_memory(steps)
+            if batch.context + (steps - 1) * batch.requests > self._max_context:
+                self._check_range(batch.context + batch.requests)
+                steps = 1 + int((self._max_context - batch.context) // batch.requests)
+        if self._wake is not None:
+            self._wake.cancel()
+        self._steps = steps
+        self._wake = self._deployment.clock.at(course.end_s(steps), Phase.STEP_END, self._on_steps_end)
+
+    def _split(self, now_s: float) -> None:
+        """Commit the steps of the cruise that have ended, so that the free blocks are those of this instant."""
+        course, batch = self._cruise, self._batch
+        assert course is not None
+        if now_s <= course.start_s:
+            return
+        done = course.steps_until(now_s) - 1
+        if not done:
+            return
+        self._commit(done)
+        batch.advance(1)
+        start_s = course.end_s(done)
+        self._cruise = cruise(start_s, self._latency, self._host, requests=batch.requests, context=batch.context)
+
+    def _commit(self, steps: int) -> None:
+        """Account for `steps` completed steps, without those who finish in the last; leaves that one in flight."""
+        course, batch = self._cruise, self._batch
+        assert course is not None
+        gaps = self._deployment.recorder.gaps
+        end_s = course.end_s(steps)
+        self.busy_s += end_s - course.start_s + self._delay_s
+        self._delay_s = 0.0
+        self._close_step(batch, course.end_s(1))
+        if steps > 1:
+            if gaps is not None:
+                gaps.add_course(course, steps, batch.requests)
+            batch.advance(steps - 1)
+            batch.last_end_s = end_s
+
+    def _on_steps_end(self, _event: simpy.Event) -> None:
+        self._wake = None
+        self._commit(self._steps)
+        self._cruise = None
+        self._in_flight = False
+        for job in self._batch.complete():
+            self._done(job)
+        self._deployment.touch(self)
+
+    def _on_recompute_end(self, jobs: list[Job], _event: simpy.Event) -> None:
+        self._in_flight = False
+        self._end_recompute(self._batch, jobs)
+        self._deployment.touch(self)
+
+
+class PipelinedDecodeInstance(DecodeInstance):
+    """pp > 1: micro-batches circulate through the stages; every launch holds the one driver for its host time."""
+
+    def __init__(self, deployment: Deployment, index: int, *, profile: Profile, parallelism: Parallelism) -> None:
+        super().__init__(deployment, index, profile=profile, parallelism=parallelism)
+        self._pp = parallelism.pp
+        self._stages = Stages(self._pp)
+        self._driver_free_s = 0.0
+        self._driver_wake: Wake | None = None
+        self._in_flight = [False] * self._pp
+        #: Since when each micro-batch has been out of flight and not empty.
+        self._ready_s = [0.0] * self._pp
+
+    def _driver_free(self, now_s: float) -> bool:
+        return now_s >= self._driver_free_s and not (self._pulling and self._handover.stalls_decode)
+
+    def settle(self, now_s: float) -> None:
+        """Pull and admit where the driver may act."""
+        stalls = self._handover.stalls_decode
+        may_act = self._driver_free(now_s) and not all(self._in_flight)
+        if not stalls:
+            self._pull_all(now_s)
+        elif may_act and self._may_pull():
+            self._pull(now_s)
+            return
+        if may_act:
+            self._admit()
+            if not stalls:
+                self._pull_all(now_s)
+
+    def _pull_all(self, now_s: float) -> None:
+        while self._may_pull():
+            self._pull(now_s)
+
+    def _join(self, job: Job, batch: RunningBatch) -> None:
+        if not len(batch):
+            self._ready_s[batch.index] = self._deployment.clock.now
+        super()._join(job, batch)
+
+    def launch(self, now_s: float) -> None:
+        """Launch the micro-batch that has been ready longest, if the driver is free."""
+        if self._pulling and self._handover.stalls_decode:
+            return
+        if now_s < self._driver_free_s:
+            self._wake_driver()
+            return
+        while True:
+            batch = self._longest_ready()
+            if batch is None:
+                if any(self._in_flight):
+                    return
+                self._rescue()
+                batch = self._longest_ready()
+                if batch is None:
+                    return
+            self._make_memory(batch)
+            if len(batch):
+                break
+        self._start(batch, now_s)
+
+    def _longest_ready(self) -> RunningBatch | None:
+        ready = [batch for batch in self.batches if len(batch) and not self._in_flight[batch.index]]
+        return min(ready, key=lambda batch: self._ready_s[batch.index], default=None)
+
+    def _start(self, batch: RunningBatch, now_s: float) -> None:
+        swap_s, self._swap_s = self._swap_s, 0.0
+        clock = self._deployment.clock
+        self.launches += 1
+        self._in_flight[batch.index] = True
+        jobs = self._recompute_chunks(batch) if batch.recompute else []
+        if jobs:
+            host_s, kernel_s = self._recompute_times(jobs)
+        else:
+            batch.launch()
+            self._record_starts(batch, now_s)
+            self._check_range(batch.context)
+            host_s = self._host.launch_s(batch.requests, batch.context)
+            kernel_s = self._latency.decode_s(batch.requests, batch.context)
+        stage_s = kernel_s / self._pp
+        self._driver_free_s = now_s + (swap_s + host_s)
+        end_s = self._stages.pass_through(self._driver_free_s, stage_s, stage_s)
+        self.busy_s += swap_s + host_s + stage_s
+        self._log(batch, now_s, end_s, jobs)
+        clock.at(end_s, Phase.STEP_END, partial(self._on_step_end, batch, jobs))
+        self._wake_driver()
+
+    def _wake_driver(self) -> None:
+        """Have the driver act when it becomes free, if it could do something then."""
+        if self._driver_wake is None and not all(self._in_flight):
+            self._driver_wake = self._deployment.clock.at(self._driver_free_s, Phase.STEP_END, self._on_driver_free)
+
+    def _on_driver_free(self, _event: simpy.Event) -> None:
+        self._driver_wake = None
+        self._deployment.touch(self)
+
+    def _on_step_end(self, batch: RunningBatch, jobs: list[Job], _event: simpy.Event) -> None:
+        now_s = self._deployment.clock.now
+        self._in_flight[batch.index] = False
+        self._ready_s[batch.index] = now_s
+        if jobs:
+            self._end_recompute(batch, jobs)
+        else:
+            self._close_step(batch, now_s)
+            for job in batch.complete():
+                self._done(job)
+        self._deployment.touch(self)

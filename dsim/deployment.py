@@ -1,0 +1,236 @@
+"""A deployment in motion: its instances, what passes between them, and the order of one instant."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from dsim.clock import Clock
+from dsim.colocated import ColocatedInstance
+from dsim.decode import DecodeInstance, PipelinedDecodeInstance, SerialDecodeInstance
+from dsim.errors import InfeasiblePlacementError
+from dsim.job import Job
+from dsim.kv import num_blocks
+from dsim.options import Options
+from dsim.pools import Placement, Pool, Role
+from dsim.prefill import PrefillInstance
+from dsim.profile import BatchLimits, FirstToken, Profile
+from dsim.recorder import Recorder
+from dsim.routing import Load, router
+
+Instance = PrefillInstance | DecodeInstance | ColocatedInstance
+
+_POOL_ORDER = {PrefillInstance: 0, SerialDecodeInstance: 1, PipelinedDecodeInstance: 1, ColocatedInstance: 2}
+
+
+class Deployment:
+    """The instances of one placement and the rules between them (docs/semantics.md, section 2).
+
+    Args:
+        phase: simulate one side of a disaggregated placement alone: with `Role.PREFILL` a request is finished when its
+            prefill is, with `Role.DECODE` it arrives with its prompt's KV and first token.
+    """
+
+    def __init__(
+        self,
+        placement: Placement,
+        profiles: Mapping[Role, Profile],
+        *,
+        options: Options,
+        recorder: Recorder,
+        phase: Role | None = None,
+    ) -> None:
+        self.clock = Clock()
+        self.recorder = recorder
+        self.extrapolate = options.extrapolate
+        self.prefill_only = phase is Role.PREFILL
+        self.prefill_gpus = placement.pools[0].parallelism.num_gpus
+        self.on_finish: Callable[[Job], None] | None = None
+        self._prefill_token_limit = options.prefill_token_limit
+        self.prefills: list[PrefillInstance] = []
+        self.decodes: list[DecodeInstance] = []
+        self.colocated: list[ColocatedInstance] = []
+        for pool in placement.pools:
+            if phase is None or pool.role is phase:
+                self._build(pool, profiles[pool.role])
+        self._front_loads: list[Load] = [instance.load for instance in self.prefills or self.colocated]
+        self._decode_loads = [instance.load for instance in self.decodes]
+        rng = np.random.Generator(np.random.PCG64(np.random.SeedSequence([options.seed, 3])))
+        self._front_router = router(options.prefill_routing, rng)
+        self._decode_router = router(options.decode_routing, rng)
+        self._touched: dict[Instance, None] = {}
+        self._handovers: list[Job] = []
+        if self.decodes:
+            handover = profiles[Role.DECODE].handover
+            self._short_ends_at_prefill = handover.first_token_from is FirstToken.PREFILL
+        if self.colocated:
+            self._loop_blocks = self.colocated[0].loop_kv[0].capacity
+
+    def _build(self, pool: Pool, profile: Profile) -> None:
+        if profile.kv_tokens(pool.parallelism) < profile.block_tokens:
+            model, gpu = profile.model.name, profile.gpu.name
+            raise InfeasiblePlacementError(
+                str(pool), [f"{model} does not fit {pool.parallelism.num_gpus} x {gpu}: no memory is left for KV"]
+            )
+        for index in range(pool.count):
+            if pool.role is Role.PREFILL:
+                limits = self.batch_limits(profile, Role.PREFILL, pool.parallelism.tp)
+                self.prefills.append(
+                    PrefillInstance(self, index, profile=profile, parallelism=pool.parallelism, limits=limits)
+                )
+            elif pool.role is Role.DECODE:
+                kind = SerialDecodeInstance if pool.parallelism.pp == 1 else PipelinedDecodeInstance
+                self.decodes.append(kind(self, index, profile=profile, parallelism=pool.parallelism))
+            else:
+                self.colocated.append(ColocatedInstance(self, index, profile=profile, pool=pool))
+
+    def batch_limits(self, profile: Profile, role: Role, tp: int) -> BatchLimits:
+        """Return the engine's batch limits, within the latency model's valid range unless extrapolation is allowed."""
+        limits = profile.limits.get(role, BatchLimits())
+        tokens, requests = limits.tokens, limits.requests
+        if not self.extrapolate:
+            valid = profile.latency_at(tp).valid_range
+            tokens = min(tokens, valid.prefill_tokens)
+            if role is not Role.PREFILL:
+                requests = min(requests, valid.decode_requests)
+        if role is Role.PREFILL and self._prefill_token_limit is not None:
+            tokens = min(tokens, self._prefill_token_limit)
+        return BatchLimits(tokens, requests)
+
+    def request_limit(self, profile: Profile, role: Role, tp: int) -> float:
+        """Return the most requests of one batch of this role."""
+        return self.batch_limits(profile, role, tp).requests
+
+    # Requests
+
+    def arrive(self, job: Job) -> None:
+        """Route a request that is queued now, or reject it."""
+        if self._never_fits(job):
+            self.recorder.reject(job)
+            self.left(job)
+        elif self.prefills or self.colocated:
+            index = self._front_router.choose(self._front_loads)
+            self._front_loads[index].add(job.prompt)
+            instance = self.prefills[index] if self.prefills else self.colocated[index]
+            instance.enqueue(job)
+            self._touched[instance] = None
+        else:
+            now_s = self.clock.now
+            self.recorder.prefill_start_s[job.index] = self.recorder.prefill_end_s[job.index] = now_s
+            self.recorder.first_token(job, now_s)
+            job.produced = 1
+            if job.output == 1:
+                self.finish(job)
+            else:
+                self._handovers.append(job)
+
+    def _never_fits(self, job: Job) -> bool:
+        most = job.prompt + job.output - 1
+        if self.colocated:
+            return num_blocks(most, self.colocated[0].loop_kv[0].block_tokens) > self._loop_blocks
+        if self.prefills:
+            kv = self.prefills[0].kv
+            if num_blocks(job.prompt, kv.block_tokens) > kv.capacity:
+                return True
+        if not self.decodes or (job.output == 1 and self._short_ends_at_prefill):
+            return False
+        kv = self.decodes[0].kv
+        return num_blocks(most, kv.block_tokens) > kv.capacity
+
+    def hand_over(self, job: Job) -> None:
+        """Route a prompt whose prefill has ended to the decode side, once all step ends of this instant are done."""
+        self._handovers.append(job)
+
+    def finish(self, job: Job) -> None:
+        """Record that a request has its last token now."""
+        self.recorder.finish(job, self.clock.now)
+        self.left(job)
+
+    def left(self, job: Job) -> None:
+        """Tell a closed loop that a request has left the system."""
+        if self.on_finish is not None:
+            self.on_finish(job)
+
+    # Instants
+
+    def touch(self, instance: Instance) -> None:
+        """Have an instance act before this instant is over."""
+        self._touched[instance] = None
+
+    @property
+    def unsettled(self) -> bool:
+        """Whether something has happened at this instant that nobody has acted on."""
+        return bool(self._touched or self._handovers)
+
+    def settle(self) -> None:
+        """Do steps 4 and 5 of an instant at which nothing else is due."""
+        now_s = self.clock.now
+        if self._handovers:
+            self._route_handovers()
+        touched = list(self._touched)
+        if len(touched) > 1:
+            touched.sort(key=lambda instance: (_POOL_ORDER[type(instance)], instance.index))
+        for instance in touched:
+            if not isinstance(instance, PrefillInstance):
+                instance.settle(now_s)
+        if not self.clock.quiet:
+            # A transfer that takes no time ends before anything is launched.
+            return
+        self._touched.clear()
+        for instance in touched:
+            instance.launch(now_s)
+
+    def _route_handovers(self) -> None:
+        handovers, self._handovers = self._handovers, []
+        if len(handovers) > 1:
+            handovers.sort(key=lambda job: job.index)
+        for job in handovers:
+            index = self._decode_router.choose(self._decode_loads)
+            self._decode_loads[index].add(job.prompt)
+            self.decodes[index].hand_over(job)
+
+    def kv_peak(self) -> dict[Role, float]:
+        """Largest share of any instance's KV cache that was ever taken, by role."""
+        peaks = {
+            Role.PREFILL: [instance.kv.peak for instance in self.prefills],
+            Role.DECODE: [instance.kv.peak for instance in self.decodes],
+            Role.COLOCATED: [kv.peak for instance in self.colocated for kv in instance.loop_kv],
+        }
+        return {role: max(values) for role, values in peaks.items() if values}
+
+    def busy_s(self) -> dict[Role, list[float]]:
+        """Seconds that each instance's driver and first stage were busy, by role."""
+        pools: dict[Role, list[float]] = {
+            Role.PREFILL: [instance.busy_s for instance in self.prefills],
+            Role.DECODE: [instance.busy_s for instance in self.decodes],
+            Role.COLOCATED: [instance.busy_s for instance in self.colocated],
+        }
+        return {role: values for role, values in pools.items() if values}
+
+    def kv_blocks(self) -> dict[Role, int]:
+        """KV blocks of one instance, by role."""
+        blocks = {}
+        if self.prefills:
+            blocks[Role.PREFILL] = self.prefills[0].kv.capacity
+        if self.decodes:
+            blocks[Role.DECODE] = self.decodes[0].kv.capacity
+        if self.colocated:
+            blocks[Role.COLOCATED] = sum(kv.capacity for kv in self.colocated[0].loop_kv)
+        return blocks
+
+    @property
+    def leaked_blocks(self) -> int:
+        """KV blocks still taken; 0 once every request has left."""
+        caches = [instance.kv for instance in (*self.prefills, *self.decodes)]
+        caches += [kv for instance in self.colocated for kv in instance.loop_kv]
+        return sum(kv.capacity - kv.free for kv in caches)
+
+
+def longest_prompt(profiles: Mapping[Role, Profile], placement: Placement) -> float:
+    """Return the longest prompt that every pool's latency model is valid for, tokens."""
+    return min(
+        (profiles[pool.role].latency_at(pool.parallelism.tp).valid_range.chunk_tokens for pool in placement.pools),
+        default=math.inf,
+    )

@@ -1,0 +1,109 @@
+"""Prefill instances: whole prompts, first come first served, through pipeline stages."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING
+
+from dsim.batching import take_batch
+from dsim.clock import Phase
+from dsim.job import Job
+from dsim.kv import KvCache, num_blocks
+from dsim.pipeline import Stages
+from dsim.pools import Parallelism, Role
+from dsim.profile import BatchLimits, FirstToken, Profile
+from dsim.recorder import StepRecord
+from dsim.routing import Load
+from dsim.transfer import Port
+
+if TYPE_CHECKING:
+    import simpy
+
+    from dsim.deployment import Deployment
+
+
+class PrefillInstance:
+    """One prefill instance (docs/semantics.md, section 4)."""
+
+    def __init__(
+        self, deployment: Deployment, index: int, *, profile: Profile, parallelism: Parallelism, limits: BatchLimits
+    ) -> None:
+        self.index = index
+        self.load = Load()
+        self.egress = Port()
+        self.queue: deque[Job] = deque()
+        self.kv = KvCache(profile.kv_tokens(parallelism), profile.block_tokens)
+        self.busy_s = 0.0
+        self.launches = 0
+        self._deployment = deployment
+        self._latency = profile.latency_at(parallelism.tp)
+        self._host = profile.host_of(Role.PREFILL, parallelism.pp)
+        self._first_token = profile.handover.first_token_from
+        self._limits = limits
+        self._pp = parallelism.pp
+        self._stages = Stages(parallelism.pp)
+        self._launchable = True
+
+    def enqueue(self, job: Job) -> None:
+        """Take a request that was routed here."""
+        self.queue.append(job)
+
+    def launch(self, now_s: float) -> None:
+        """Start the next batch if the first stage is free and the head of the queue fits."""
+        if not self._launchable or not self.queue:
+            return
+        batch = take_batch(self.queue, self._limits, self.kv)
+        if not batch:
+            return
+        chunks = [(job.prompt - job.cached, job.cached) for job in batch]
+        tokens = sum(chunk[0] for chunk in chunks)
+        host_s = self._host.launch_s(len(batch), tokens)
+        stage_s = self._latency.prefill_s(chunks) / self._pp
+        end_s = self._stages.pass_through(now_s, host_s + stage_s, stage_s)
+        self.busy_s += host_s + stage_s
+        self.launches += 1
+        recorder, clock = self._deployment.recorder, self._deployment.clock
+        starts, instances = recorder.prefill_start_s, recorder.prefill_instance
+        for job in batch:
+            starts[job.index] = now_s
+            instances[job.index] = self.index
+        if recorder.steps is not None:
+            ids = tuple(job.index for job in batch)
+            recorder.steps.append(StepRecord("P", self.index, 0, now_s, end_s, ids, ()))
+        self._launchable = False
+        if self._pp > 1:
+            clock.at(self._stages.free_s[0], Phase.STEP_END, self._on_first_stage_end)
+            clock.at(end_s, Phase.STEP_END, lambda _event: self._end(batch))
+        else:
+            clock.at(end_s, Phase.STEP_END, lambda _event: self._end_of_only_stage(batch))
+
+    def _on_first_stage_end(self, _event: simpy.Event) -> None:
+        self._launchable = True
+        self._deployment.touch(self)
+
+    def _end_of_only_stage(self, batch: list[Job]) -> None:
+        self._launchable = True
+        self._end(batch)
+
+    def _end(self, batch: list[Job]) -> None:
+        deployment = self._deployment
+        recorder, now_s = deployment.recorder, deployment.clock.now
+        shown = self._first_token is FirstToken.PREFILL or deployment.prefill_only
+        for job in batch:
+            recorder.prefill_end_s[job.index] = now_s
+            if shown:
+                job.produced = 1
+                recorder.first_token(job, now_s)
+                if job.output == 1 or deployment.prefill_only:
+                    self.free(job)
+                    deployment.finish(job)
+                    continue
+            job.prefiller = self
+            deployment.hand_over(job)
+        deployment.touch(self)
+
+    def free(self, job: Job) -> None:
+        """Forget a prompt whose KV is not needed here any more."""
+        self.kv.release(num_blocks(job.prompt, self.kv.block_tokens))
+        self.load.remove(job.prompt)
+        self._deployment.touch(self)

@@ -1,0 +1,193 @@
+"""What a run leaves behind: columns per request, gaps between tokens, and the decision to stop."""
+
+from __future__ import annotations
+
+import math
+from array import array
+from dataclasses import dataclass
+
+from dsim.cruise import Cruise
+from dsim.job import Job
+from dsim.options import Window
+
+#: Float columns, one value per request, NaN where it did not happen.
+TIME_COLUMNS = (
+    "arrival_s",
+    "prefill_start_s",
+    "prefill_end_s",
+    "transfer_start_s",
+    "transfer_end_s",
+    "decode_start_s",
+    "first_token_s",
+    "last_token_s",
+)
+#: Integer columns.
+COUNT_COLUMNS = (
+    "prompt_tokens",
+    "output_tokens",
+    "cached_prompt_tokens",
+    "prefill_instance",
+    "decode_instance",
+    "preemptions",
+    "rejected",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class StepRecord:
+    """One launched batch, as logged on request.
+
+    Args:
+        role: letter of the pool.
+        instance: index in the pool.
+        part: micro-batch or engine loop.
+        launch_s: instant of the launch; host and swap time follow it.
+        end_s: when the batch leaves the last stage.
+        prefill: request numbers prefilled, in order.
+        decode: request numbers decoded, in order of joining.
+    """
+
+    role: str
+    instance: int
+    part: int
+    launch_s: float
+    end_s: float
+    prefill: tuple[int, ...]
+    decode: tuple[int, ...]
+
+
+class Gaps:
+    """Gaps between successive tokens, pooled, without one number per token.
+
+    A gap shared by several requests is (seconds, weight); a run of steps is (first, growth, steps, weight).
+    """
+
+    __slots__ = ("gap_s", "run_first_s", "run_growth_s", "run_steps", "run_weight", "weight")
+
+    def __init__(self) -> None:
+        self.gap_s = array("d")
+        self.weight = array("q")
+        self.run_first_s = array("d")
+        self.run_growth_s = array("d")
+        self.run_steps = array("q")
+        self.run_weight = array("q")
+
+    def add(self, gap_s: float, weight: int = 1) -> None:
+        """Add one gap of `weight` requests."""
+        self.gap_s.append(gap_s)
+        self.weight.append(weight)
+
+    def add_run(self, first_s: float, growth_s: float, steps: int, weight: int) -> None:
+        """Add the gaps first, first + growth, ... of `weight` requests each."""
+        self.run_first_s.append(first_s)
+        self.run_growth_s.append(growth_s)
+        self.run_steps.append(steps)
+        self.run_weight.append(weight)
+
+    def add_course(self, course: Cruise, steps: int, weight: int) -> None:
+        """Add the gaps of the steps 2 to `steps` of a cruise of `weight` requests."""
+        first_s, growth_s = course.gaps(steps)
+        if growth_s == growth_s:
+            self.add_run(first_s + growth_s, growth_s, steps - 1, weight)
+        else:
+            for step in range(2, steps + 1):
+                self.add(course.end_s(step) - course.end_s(step - 1), weight)
+
+
+class Recorder:
+    """Columns of the requests seen so far, and whether the run may stop."""
+
+    def __init__(self, window: Window, *, track_itl: bool, log_steps: bool) -> None:
+        nan = array("d")
+        self.arrival_s = nan[:]
+        self.prefill_start_s = nan[:]
+        self.prefill_end_s = nan[:]
+        self.transfer_start_s = nan[:]
+        self.transfer_end_s = nan[:]
+        self.decode_start_s = nan[:]
+        self.first_token_s = nan[:]
+        self.last_token_s = nan[:]
+        whole = array("q")
+        self.prompt_tokens = whole[:]
+        self.output_tokens = whole[:]
+        self.cached_prompt_tokens = whole[:]
+        small = array("i")
+        self.prefill_instance = small[:]
+        self.decode_instance = small[:]
+        self.preemptions = small[:]
+        self.rejected = array("b")
+        self.gaps = Gaps() if track_itl else None
+        self.steps: list[StepRecord] | None = [] if log_steps else None
+        self.arrived = 0
+        self.done = False
+        self.stopped_early = False
+        self._first = window.warmup
+        self._last = math.inf if window.counted is None else window.warmup + window.counted
+        self._left = math.inf if window.counted is None else window.counted
+        self._slo = window.stop_slo
+        self._max_misses = window.max_misses
+        self._misses = 0
+
+    def make_room(self, rows: int) -> None:
+        """Append `rows` requests that have not arrived yet."""
+        nan = array("d", [math.nan]) * rows
+        for name in TIME_COLUMNS:
+            getattr(self, name).extend(nan)
+        for name in ("prompt_tokens", "output_tokens", "cached_prompt_tokens"):
+            getattr(self, name).extend(array("q", [0]) * rows)
+        nowhere = array("i", [-1]) * rows
+        self.prefill_instance.extend(nowhere)
+        self.decode_instance.extend(nowhere)
+        self.preemptions.extend(array("i", [0]) * rows)
+        self.rejected.extend(array("b", [0]) * rows)
+
+    def arrive(self, job: Job, arrival_s: float) -> None:
+        """Record an arrival; room was made."""
+        index = job.index
+        self.arrival_s[index] = arrival_s
+        self.prompt_tokens[index] = job.prompt
+        self.output_tokens[index] = job.output
+        self.cached_prompt_tokens[index] = job.cached
+        self.arrived = index + 1
+
+    def reject(self, job: Job) -> None:
+        """Record that a request can never fit."""
+        self.rejected[job.index] = 1
+        self._miss(job)
+        self._finished(job.index)
+
+    def first_token(self, job: Job, now_s: float) -> None:
+        """Record token 1."""
+        index = job.index
+        self.first_token_s[index] = now_s
+        job.last_token_s = now_s
+        slo = self._slo
+        if slo is not None and now_s - self.arrival_s[index] > slo.ttft_s:
+            self._miss(job)
+
+    def finish(self, job: Job, now_s: float) -> None:
+        """Record the last token."""
+        index = job.index
+        self.last_token_s[index] = now_s
+        slo = self._slo
+        if slo is not None and not job.missed:
+            later = job.output - 1
+            if (later and (now_s - self.first_token_s[index]) / later > slo.tpot_s) or (
+                now_s - self.arrival_s[index] > slo.e2e_s
+            ):
+                self._miss(job)
+        self._finished(index)
+
+    def _miss(self, job: Job) -> None:
+        if job.missed or not self._first <= job.index < self._last:
+            return
+        job.missed = True
+        self._misses += 1
+        if self._misses > self._max_misses:
+            self.stopped_early = self.done = True
+
+    def _finished(self, index: int) -> None:
+        if self._first <= index < self._last:
+            self._left -= 1
+            if not self._left:
+                self.done = True

@@ -1,0 +1,246 @@
+"""Results: columns per request, and the statistics that are computed from them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dsim.metrics import Distribution, Saturation, saturation_of, weighted_distribution
+from dsim.options import Options, Window
+from dsim.pools import Placement, Role
+from dsim.profile import FirstToken, Profile
+from dsim.recorder import COUNT_COLUMNS, TIME_COLUMNS, Gaps, StepRecord
+from dsim.slo import Slo
+from dsim.version import __version__
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from dsim.deployment import Deployment
+
+
+@dataclass(frozen=True, slots=True)
+class Attainment:
+    """Shares (0 to 1) of counted requests that met both limits, the TTFT limit, and the TPOT limit."""
+
+    both: float
+    ttft: float
+    tpot: float
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Result:
+    """What one run did.
+
+    Args:
+        columns: per request that arrived, in order of arrival (docs/semantics.md, section 7).
+        counted: the rows that count.
+        steps: every launched batch, if asked for.
+        utilization: share of the time up to the last event that driver and first stage were busy, mean over a pool.
+        kv_peak: largest share of one instance's KV cache ever taken.
+        kv_blocks: KV blocks of one instance.
+        events: simulator events scheduled.
+        stopped_early: whether the window's misses ended the run.
+        elapsed_s: instant of the last event.
+    """
+
+    placement: Placement
+    profiles: Mapping[Role, Profile]
+    options: Options
+    window: Window
+    phase: Role | None
+    columns: Mapping[str, NDArray[Any]]
+    counted: slice
+    gaps: Gaps | None
+    steps: list[StepRecord] | None
+    utilization: Mapping[Role, float]
+    kv_peak: Mapping[Role, float]
+    kv_blocks: Mapping[Role, int]
+    events: int
+    stopped_early: bool
+    drained: bool
+    elapsed_s: float
+
+    @classmethod
+    def of(
+        cls,
+        deployment: Deployment,
+        placement: Placement,
+        profiles: Mapping[Role, Profile],
+        *,
+        options: Options,
+        window: Window,
+        phase: Role | None,
+    ) -> Result:
+        """Return the result of a run that has ended."""
+        recorder = deployment.recorder
+        n = recorder.arrived
+        columns: dict[str, NDArray[Any]] = {
+            name: np.array(getattr(recorder, name)[:n], dtype=np.float64) for name in TIME_COLUMNS
+        }
+        for name in COUNT_COLUMNS:
+            columns[name] = np.array(getattr(recorder, name)[:n], dtype=np.int64)
+        columns["rejected"] = columns["rejected"].astype(bool)
+        stop = n if window.counted is None else min(n, window.warmup + window.counted)
+        elapsed_s = float(deployment.clock.now)
+        utilization = {
+            role: sum(values) / len(values) / elapsed_s if elapsed_s > 0 else 0.0
+            for role, values in deployment.busy_s().items()
+        }
+        return cls(
+            placement=placement,
+            profiles={pool.role: profiles[pool.role] for pool in placement.pools},
+            options=options,
+            window=window,
+            phase=phase,
+            columns=columns,
+            counted=slice(min(window.warmup, n), stop),
+            gaps=recorder.gaps,
+            steps=recorder.steps,
+            utilization=utilization,
+            kv_peak=deployment.kv_peak(),
+            kv_blocks=deployment.kv_blocks(),
+            events=deployment.clock.events,
+            stopped_early=recorder.stopped_early,
+            drained=not recorder.done,
+            elapsed_s=elapsed_s,
+        )
+
+    def __len__(self) -> int:
+        return self.counted.stop - self.counted.start
+
+    def column(self, name: str) -> NDArray[Any]:
+        """Return one column of the counted requests, shape (n,)."""
+        return self.columns[name][self.counted]
+
+    @property
+    def ttft_s(self) -> NDArray[np.float64]:
+        """Time to first token of the counted requests, seconds; NaN where rejected or unfinished."""
+        return self.column("first_token_s") - self.column("arrival_s")
+
+    @property
+    def tpot_s(self) -> NDArray[np.float64]:
+        """Time per output token of the counted requests, seconds; NaN for one-token outputs and unfinished ones."""
+        later = (self.column("output_tokens") - 1).astype(np.float64)
+        later[later == 0] = np.nan
+        return (self.column("last_token_s") - self.column("first_token_s")) / later
+
+    @property
+    def e2e_s(self) -> NDArray[np.float64]:
+        """Time from arrival to the last token of the counted requests, seconds; NaN where unfinished."""
+        return self.column("last_token_s") - self.column("arrival_s")
+
+    def met_ttft(self, slo: Slo) -> NDArray[np.bool_]:
+        """Whether each counted request met the TTFT limit."""
+        return self.ttft_s <= slo.ttft_s
+
+    def met_tpot(self, slo: Slo) -> NDArray[np.bool_]:
+        """Whether each counted request met the TPOT limit; one-token outputs did when they finished."""
+        single = (self.column("output_tokens") == 1) & ~np.isnan(self.column("last_token_s"))
+        return (self.tpot_s <= slo.tpot_s) | single
+
+    def met(self, slo: Slo) -> NDArray[np.bool_]:
+        """Whether each counted request met every limit; unfinished and rejected ones did not."""
+        if self.phase is Role.PREFILL:
+            return self.met_ttft(slo)
+        if self.phase is Role.DECODE:
+            return self.met_tpot(slo)
+        return self.met_ttft(slo) & self.met_tpot(slo) & (self.e2e_s <= slo.e2e_s)
+
+    def attainment(self, slo: Slo) -> Attainment:
+        """Shares of the counted requests that met the limits; NaN without any request."""
+        if not len(self):
+            return Attainment(math.nan, math.nan, math.nan)
+        return Attainment(
+            float(np.mean(self.met(slo))), float(np.mean(self.met_ttft(slo))), float(np.mean(self.met_tpot(slo)))
+        )
+
+    @property
+    def saturation(self) -> Saturation:
+        """Whether the backlog of waiting requests grew during the run."""
+        return saturation_of(self.columns, self.counted)
+
+    @property
+    def throughput_per_s(self) -> float:
+        """Completed requests per second between the first arrival and the last completion."""
+        ends = self.columns["last_token_s"]
+        done = int(np.count_nonzero(~np.isnan(ends)))
+        if not done:
+            return 0.0
+        span_s = float(np.nanmax(ends) - self.columns["arrival_s"][0])
+        return done / span_s if span_s > 0 else math.inf
+
+    def ttft_parts_s(self) -> dict[str, float]:
+        """Mean seconds between arrival and first decode launch, by part; `decode_admission` and `transfer` of those who had them.
+
+        Which parts precede the first token depends on the handover: `first_token_after` names the last one that does.
+        """
+        queue = self.column("prefill_start_s") - self.column("arrival_s")
+        parts = {"queue": _mean(queue)}
+        parts["prefill"] = _mean(self.column("prefill_end_s") - self.column("prefill_start_s"))
+        if not self.placement.is_colocated:
+            parts["transfer"] = _mean(self.column("transfer_end_s") - self.column("prefill_end_s"))
+            parts["decode_admission"] = _mean(self.column("decode_start_s") - self.column("transfer_end_s"))
+        return parts
+
+    @property
+    def first_token_after(self) -> str:
+        """The last of the parts of `ttft_parts_s` that the first token waits for."""
+        if self.placement.is_colocated:
+            return "prefill"
+        shown = self.profiles[Role.DECODE].handover.first_token_from
+        return {
+            FirstToken.PREFILL: "prefill",
+            FirstToken.TRANSFER_END: "transfer",
+            FirstToken.DECODE: "decode_admission",
+        }[shown]
+
+    def itl(self) -> Distribution:
+        """Gaps between successive tokens of all requests, seconds; NaN if they were not tracked."""
+        if self.gaps is None:
+            return Distribution.of(np.array([]))
+        return weighted_distribution(self.gaps)
+
+    def summary(self, slo: Slo) -> dict[str, Any]:
+        """Return the machine-readable summary (docs/output.md)."""
+        attainment = self.attainment(slo)
+        return {
+            "num_requests": len(self),
+            "attainment": {"both": attainment.both, "ttft": attainment.ttft, "tpot": attainment.tpot},
+            "ttft_s": Distribution.of(self.ttft_s).to_dict(),
+            "tpot_s": Distribution.of(self.tpot_s).to_dict(),
+            "itl_s": self.itl().to_dict(),
+            "e2e_s": Distribution.of(self.e2e_s).to_dict(),
+            "throughput_per_s": self.throughput_per_s,
+            "good_throughput_per_s": self.throughput_per_s * attainment.both,
+            "saturation": self.saturation.value,
+            "ttft_parts_s": self.ttft_parts_s(),
+            "first_token_after": self.first_token_after,
+            "utilization": {role.name.lower(): share for role, share in self.utilization.items()},
+            "kv_peak": {role.name.lower(): share for role, share in self.kv_peak.items()},
+            "kv_blocks": {role.name.lower(): blocks for role, blocks in self.kv_blocks.items()},
+            "preemptions": int(self.columns["preemptions"].sum()),
+            "rejected": int(np.count_nonzero(self.column("rejected"))),
+            "placement": str(self.placement),
+            "num_gpus": self.placement.num_gpus,
+            "seed": self.options.seed,
+            "version": __version__,
+        }
+
+    def to_frame(self) -> pd.DataFrame:
+        """Return the counted requests as a data frame, one row each, with `ttft_s`, `tpot_s` and `e2e_s`."""
+        import pandas as pd
+
+        frame = pd.DataFrame({name: values[self.counted] for name, values in self.columns.items()})
+        frame["ttft_s"], frame["tpot_s"], frame["e2e_s"] = self.ttft_s, self.tpot_s, self.e2e_s
+        return frame
+
+
+def _mean(values: NDArray[np.float64]) -> float:
+    known = values[~np.isnan(values)]
+    return float(known.mean()) if len(known) else math.nan

@@ -1,0 +1,193 @@
+"""Simulate a placement under a workload."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
+
+from dsim.clock import Phase
+from dsim.deployment import Deployment, longest_prompt
+from dsim.errors import DsimError, InputError
+from dsim.job import Job
+from dsim.options import Options, Window
+from dsim.pools import Placement, Role
+from dsim.profile import Profile
+from dsim.recorder import Recorder
+from dsim.result import Result
+from dsim.trace import Trace
+from dsim.workload import ClosedLoop
+
+if TYPE_CHECKING:
+    import simpy
+
+Source = Trace | Iterator[Trace] | ClosedLoop
+
+
+def simulate(
+    placement: Placement,
+    source: Source,
+    *,
+    profiles: Profile | Mapping[Role, Profile],
+    options: Options = Options(),
+    window: Window = Window(),
+    phase: Role | None = None,
+) -> Result:
+    """Play the requests of `source` through `placement` and return what happened to each.
+
+    Args:
+        source: a trace, blocks of an endless one, or a closed loop.
+        profiles: one latency profile, or one by role.
+        window: which requests count; an endless source needs a number.
+        phase: simulate only the prefill or only the decode pool (see `Deployment`).
+
+    Raises:
+        InputError: a request is longer than the model's context, or a step leaves the latency model's valid range.
+        InfeasiblePlacementError: the placement cannot run.
+    """
+    by_role = {role: profiles for role in Role} if isinstance(profiles, Profile) else profiles
+    if not isinstance(source, Trace | ClosedLoop) and window.counted is None:
+        raise InputError("window", "must be given for an endless source", name="counted")
+    recorder = Recorder(window, track_itl=options.track_itl, log_steps=options.log_steps)
+    deployment = Deployment(placement, by_role, options=options, recorder=recorder, phase=phase)
+    front = by_role[placement.pools[0].role]
+    context_tokens = front.model.context_tokens
+    longest = context_tokens if options.extrapolate else min(context_tokens, longest_prompt(by_role, placement))
+    if isinstance(source, ClosedLoop):
+        _Users(deployment, source, seed=options.seed, context_tokens=context_tokens, request_s=front.request_s)
+    else:
+        blocks = iter((source,)) if isinstance(source, Trace) else source
+        _Feeder(deployment, blocks, request_s=front.request_s, model_context=context_tokens, longest_prompt=longest)
+    _run(deployment)
+    if not recorder.done and deployment.leaked_blocks:
+        raise DsimError(f"internal error: {placement} stopped with {deployment.leaked_blocks} KV blocks in use")
+    result = Result.of(deployment, placement, by_role, options=options, window=window, phase=phase)
+    if options.check:
+        from dsim.laws import check_laws
+
+        check_laws(result)
+    return result
+
+
+def _run(deployment: Deployment) -> None:
+    """Let events happen until the recorder has what it needs or nothing is left to happen."""
+    clock, recorder = deployment.clock, deployment.recorder
+    step, queue = clock.step, clock.pending
+    while queue and not recorder.done:
+        step()
+        if deployment.unsettled and clock.quiet:
+            deployment.settle()
+
+
+class _Feeder:
+    """Lets the requests of a trace arrive, one event per instant."""
+
+    def __init__(
+        self,
+        deployment: Deployment,
+        blocks: Iterator[Trace],
+        *,
+        request_s: float,
+        model_context: int,
+        longest_prompt: float,
+    ) -> None:
+        self._deployment = deployment
+        self._blocks = blocks
+        self._request_s = request_s
+        self._model_context = model_context
+        self._longest_prompt = longest_prompt
+        self._rows: Iterator[tuple[float, int, int, int]] = iter(())
+        self._index = 0
+        self._next = self._read()
+        self._schedule()
+
+    def _read(self) -> tuple[float, int, int, int] | None:
+        row = next(self._rows, None)
+        while row is None:
+            block = next(self._blocks, None)
+            if block is None:
+                return None
+            self._check(block)
+            self._deployment.recorder.make_room(len(block))
+            self._rows = zip(
+                block.arrival_s.tolist(),
+                block.prompt_tokens.tolist(),
+                block.output_tokens.tolist(),
+                block.cached_prompt_tokens.tolist(),
+                strict=True,
+            )
+            row = next(self._rows, None)
+        return row
+
+    def _check(self, block: Trace) -> None:
+        total = block.prompt_tokens + block.output_tokens
+        for values, limit, rule in (
+            (total, self._model_context, "tokens of prompt and output exceed the model's context of"),
+            (block.prompt_tokens, self._longest_prompt, "prompt tokens exceed the profile's valid range of"),
+        ):
+            if len(block) and int(values.max()) > limit:
+                row = int(values.argmax())
+                raise InputError(
+                    "trace",
+                    f"{rule} {limit:g}",
+                    name=f"request {self._index + row}",
+                    value=int(values[row]),
+                    hint="drop or truncate such requests",
+                )
+
+    def _schedule(self) -> None:
+        if self._next is not None:
+            self._deployment.clock.at(self._next[0] + self._request_s, Phase.ARRIVAL, self._on_arrival)
+
+    def _on_arrival(self, _event: simpy.Event) -> None:
+        row = self._next
+        assert row is not None
+        arrival_s = row[0]
+        deployment = self._deployment
+        while row is not None and row[0] == arrival_s:
+            job = Job(self._index, row[1], row[2], row[3])
+            self._index += 1
+            deployment.recorder.arrive(job, arrival_s)
+            deployment.arrive(job)
+            row = self._read()
+        self._next = row
+        self._schedule()
+
+
+class _Users:
+    """A closed loop: every user sends the next request when the one before has left the system."""
+
+    def __init__(
+        self, deployment: Deployment, loop: ClosedLoop, *, seed: int, context_tokens: int, request_s: float
+    ) -> None:
+        self._deployment = deployment
+        self._lengths = [loop.user_lengths(user, seed=seed, context_tokens=context_tokens) for user in range(loop.users)]
+        self._request_s = request_s
+        self._unsent = loop.num_requests
+        self._index = 0
+        #: (queued at, user, sent at), by instant and then user.
+        self._due: list[tuple[float, int, float]] = []
+        deployment.on_finish = self._on_finish
+        deployment.recorder.make_room(loop.num_requests)
+        for user in range(loop.users):
+            self._send(user, loop.start_s(user))
+
+    def _send(self, user: int, now_s: float) -> None:
+        heapq.heappush(self._due, (now_s + self._request_s, user, now_s))
+        self._deployment.clock.at(now_s + self._request_s, Phase.ARRIVAL, self._on_arrival)
+
+    def _on_finish(self, job: Job) -> None:
+        if self._unsent:
+            self._send(job.user, self._deployment.clock.now)
+
+    def _on_arrival(self, _event: simpy.Event) -> None:
+        _, user, sent_s = heapq.heappop(self._due)
+        if not self._unsent:
+            return
+        self._unsent -= 1
+        prompt, output = next(self._lengths[user])
+        job = Job(self._index, prompt, output, 0)
+        job.user = user
+        self._index += 1
+        self._deployment.recorder.arrive(job, sent_s)
+        self._deployment.arrive(job)
