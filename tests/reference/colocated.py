@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from dsim.pools import Policy, Pool, Role
 from dsim.profile import BatchLimits, Preemption, Profile
-from tests.reference.state import KvCache, Pipeline, Request, Step, StepRecord, cache_blocks, swap_s
+from tests.reference.state import KvCache, Pipeline, Request, Step, StepRecord, cache_blocks, computed_tokens, swap_s
 
 
 @dataclass(eq=False)
@@ -229,7 +229,7 @@ class ColocatedInstance:
             step_s = self.latency.mixed_s(chunks, len(decodes), context_tokens)
         host_s = self.host.launch_s(
             len(chunks) + len(decodes),
-            sum(tokens for tokens, _ in chunks) + context_tokens,
+            computed_tokens(chunks) + context_tokens,
             mixed=bool(chunks and decodes),
         )
         held_s = swap_s(self.profile, self.swapped_tokens, self.gpus) + host_s

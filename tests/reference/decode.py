@@ -16,8 +16,8 @@ from tests.reference.state import (
     Step,
     StepRecord,
     cache_blocks,
+    computed_tokens,
     prefix_within,
-    sums,
     swap_s,
 )
 
@@ -290,7 +290,7 @@ class DecodeInstance:
             recomputed = recomputed[: prefix_within([r.context for r in recomputed], self.prefill_limits)]
             chunks = [(r.context, 0) for r in recomputed]
             step_s = self.latency.prefill_s(chunks)
-            host_s = self.profile.host_of(Role.PREFILL, self.pp).launch_s(len(recomputed), sums(chunks))
+            host_s = self.profile.host_of(Role.PREFILL, self.pp).launch_s(len(recomputed), computed_tokens(chunks))
             decodes = []
         else:
             decodes = list(batch.members)

@@ -6,7 +6,16 @@ from collections.abc import Iterator
 
 from dsim.pools import Pool, Role
 from dsim.profile import BatchLimits, FirstToken, Profile
-from tests.reference.state import KvCache, Pipeline, Request, Step, StepRecord, cache_blocks, prefix_within, sums
+from tests.reference.state import (
+    KvCache,
+    Pipeline,
+    Request,
+    Step,
+    StepRecord,
+    cache_blocks,
+    computed_tokens,
+    prefix_within,
+)
 
 
 class PrefillInstance:
@@ -81,7 +90,7 @@ class PrefillInstance:
             request.prefill_start_s = now
         chunks = [(r.prompt - r.cached, r.cached) for r in batch]
         stage_s = self.latency.prefill_s(chunks) / self.pp
-        host_s = self.host.launch_s(len(batch), sums(chunks))
+        host_s = self.host.launch_s(len(batch), computed_tokens(chunks))
         end_s = self.pipeline.enter(now, [host_s + stage_s] + [stage_s] * (self.pp - 1))
         self.stage1_busy_until_s = self.pipeline.left_s[0]
         self.in_flight.append(Step(end_s, [(r, r.prompt - r.cached) for r in batch], []))

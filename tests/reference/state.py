@@ -218,6 +218,6 @@ def swap_s(profile: Profile, tokens: int, gpus: int) -> float:
     return tokens * profile.model.kv_bytes_per_token / (profile.swap_bytes_per_s * gpus)
 
 
-def sums(chunks: Sequence[Chunk]) -> int:
-    """Tokens computed in all chunks."""
+def computed_tokens(chunks: Sequence[Chunk]) -> int:
+    """Return the tokens computed in all chunks together."""
     return sum(tokens for tokens, _ in chunks)
