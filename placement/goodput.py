@@ -1,0 +1,314 @@
+"""Goodput: the largest sustainable arrival rate, as an interval, found from noisy probes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from placement.statistics import Interval, mean_interval
+
+#: Widest bracket, as a log ratio of rates, over which attainment is taken as linear.
+_LINEAR: Final = 0.08
+#: Distance from the estimated root, as a log ratio, at which the ends of the final bracket are placed.
+_BESIDE: Final = 0.03
+#: Fall of attainment over a bracket beyond which it is a jump (the stability limit, equal requests), not a slope.
+_JUMP: Final = 0.3
+#: Fall of attainment per unit of log rate assumed before two rates have been probed.
+_SLOPE: Final = 1.5
+#: Log ratio of two neighbouring rates at least and at most, while one end of the bracket is missing.
+_STEP: Final = (0.03, 0.5)
+#: Rates probed at most.
+_MAX_RATES: Final = 60
+#: A placement that fails at this share of its capacity bound sustains nothing.
+_NOTHING: Final = 1e-3
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """One probe that an estimator wants: this replication's requests at this rate."""
+
+    rate_per_s: float
+    replication: int
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """What one probe saw.
+
+    Args:
+        attainment: share of the counted requests that met the limits, 0 to 1; an upper limit if `stopped_early`.
+        stable: whether the backlog did not grow.
+        stopped_early: the probe ended as soon as it had certainly failed.
+        requests: requests simulated.
+    """
+
+    attainment: float
+    stable: bool = True
+    stopped_early: bool = False
+    requests: int = 0
+
+    @property
+    def sustained(self) -> float:
+        """Attainment that lasts: none where the backlog grows, however good the run still looks."""
+        return self.attainment if self.stable else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How much is simulated for one estimate.
+
+    Args:
+        warmup: requests dropped at the start of every run.
+        counted: requests counted after them.
+        locate: replications with which the root is sought.
+        replications: independent runs behind the interval at first.
+        max_replications: and at most, if `precision` asks for more.
+        precision: half width of the interval relative to the estimate that is aimed for.
+        confidence: of the interval.
+    """
+
+    warmup: int = 500
+    counted: int = 3000
+    locate: int = 2
+    replications: int = 6
+    max_replications: int = 16
+    precision: float = 0.03
+    confidence: float = 0.95
+
+
+@dataclass(frozen=True, slots=True)
+class Goodput:
+    """The largest sustainable rate of one placement.
+
+    Args:
+        rate_per_s: of the whole placement.
+        log_rates: log of the rate that each replication alone points at, by replication; empty where nothing is
+            sustained. Two placements' replications of one number saw the same requests.
+        bracket_per_s: the highest rate sustained and the lowest not sustained.
+        monotone: False if attainment rose significantly with the rate somewhere.
+        resolved: False if the search for the root was given up.
+        requests: requests simulated for it.
+    """
+
+    rate_per_s: Interval
+    log_rates: tuple[float, ...]
+    bracket_per_s: tuple[float, float]
+    monotone: bool = True
+    resolved: bool = True
+    requests: int = 0
+
+
+def ratio(a: Goodput, b: Goodput, *, confidence: float = 0.95) -> Interval | None:
+    """Return goodput a / goodput b, paired by common random numbers; None where either is 0."""
+    common = min(len(a.log_rates), len(b.log_rates))
+    if common < 2 or not a.rate_per_s.best or not b.rate_per_s.best:
+        return None
+    paired = [x - y for x, y in zip(a.log_rates[:common], b.log_rates[:common], strict=True)]
+    spread = mean_interval(paired, confidence=confidence)
+    # Never surer than the brackets between which the two roots lie.
+    floor = (_floor(a) + _floor(b)) / 2
+    best = a.rate_per_s.best / b.rate_per_s.best
+    half = (spread.high - spread.low) / 2 + floor
+    return Interval(best * math.exp(-half), best, best * math.exp(half))
+
+
+def _floor(goodput: Goodput) -> float:
+    low, high = goodput.bracket_per_s
+    return 0.01 * math.log(high / low) if low > 0 else 0.0
+
+
+@dataclass(slots=True)
+class Estimator:
+    """Finds the root of a noisy falling function, asking for probes and being told what they saw.
+
+    A few replications locate the rate at which mean attainment crosses the target; all of them are then run at two
+    rates close on either side. The interval is Student's over the replications' own crossings, linearised with the
+    common slope; it is never narrower than what the bracket leaves open.
+
+    Args:
+        target: attainment that must be reached.
+        start_per_s: first rate to probe.
+        limit_per_s: no rate above it can be sustained.
+    """
+
+    target: float
+    start_per_s: float
+    limit_per_s: float = math.inf
+    sampling: Sampling = field(default_factory=Sampling)
+    seen: dict[float, dict[int, Observation]] = field(default_factory=dict)
+    replications: int = 0
+    result: Goodput | None = None
+
+    def __post_init__(self) -> None:
+        self.replications = min(self.sampling.locate, self.sampling.replications)
+        self.start_per_s = min(self.start_per_s, self.limit_per_s)
+
+    def ask(self) -> list[Ask]:
+        """Return the probes wanted next, none when `result` is there."""
+        while self.result is None:
+            rate = self._next_rate()
+            if rate is not None:
+                missing = [i for i in range(self.replications) if i not in self.seen.get(rate, {})]
+                return [Ask(rate, i) for i in missing]
+            goodput = self._estimate()
+            if self._enough(goodput):
+                self.result = goodput
+            else:
+                self.replications = self._more(goodput.rate_per_s.half_width)
+        return []
+
+    def tell(self, ask: Ask, observation: Observation) -> None:
+        """Note what a probe saw."""
+        self.seen.setdefault(ask.rate_per_s, {})[ask.replication] = observation
+
+    def extend(self, sampling: Sampling) -> None:
+        """Ask for what `sampling` wants beyond the replications there are."""
+        self.sampling = sampling
+        self.result = None
+
+    def _more(self, half_width: float) -> int:
+        """Return the next number of replications: the first stage's, then once what the precision asks for.
+
+        One look at the width only: to stop as soon as it happens to be small would make the interval too narrow.
+        """
+        wanted, most = self.sampling.replications, self.sampling.max_replications
+        if self.replications < wanted:
+            return wanted
+        return min(max(math.ceil(self.replications * (half_width / self.sampling.precision) ** 2), wanted + 2), most)
+
+    def _enough(self, goodput: Goodput) -> bool:
+        if not goodput.log_rates or not goodput.resolved:
+            return True
+        if self.replications < self.sampling.replications:
+            return False
+        precise = goodput.rate_per_s.half_width <= self.sampling.precision
+        return precise or self.replications > self.sampling.replications or self._is_exhausted
+
+    @property
+    def _is_exhausted(self) -> bool:
+        return self.replications >= self.sampling.max_replications
+
+    def _means(self) -> list[tuple[float, float]]:
+        """Return (rate, mean attainment) of the rates that all current replications have seen, by rate."""
+        means = []
+        for rate in sorted(self.seen):
+            runs = self.seen[rate]
+            if all(i in runs for i in range(self.replications)):
+                means.append((rate, sum(runs[i].sustained for i in range(self.replications)) / self.replications))
+        return means
+
+    def _bracket(self, means: Sequence[tuple[float, float]]) -> tuple[tuple[float, float], tuple[float, float]]:
+        """Return the highest rate that reaches the target and the lowest above it that does not."""
+        low, high = (0.0, 1.0), (math.inf, 0.0)
+        for rate, mean in means:
+            if mean >= self.target:
+                low, high = (rate, mean), (math.inf, 0.0)
+            elif math.isinf(high[0]):
+                high = (rate, mean)
+        return low, high
+
+    def _next_rate(self) -> float | None:
+        """Return the rate to probe next, None when the crossing is bracketed closely enough (or lost)."""
+        means = self._means()
+        if not means:
+            return self._nearest_seen() or self.start_per_s
+        if len(self.seen) >= _MAX_RATES:
+            return None
+        (low, at_low), (high, at_high) = self._bracket(means)
+        if math.isinf(high):
+            if low >= self.limit_per_s:
+                return None
+            if above := [rate for rate in self._incomplete() if rate > low]:
+                return min(above)
+            return min(low * math.exp(_clamped((at_low - self.target) / _SLOPE)), self.limit_per_s)
+        if low == 0:
+            if high <= _NOTHING * min(self.limit_per_s, self.start_per_s):
+                return None
+            if below := [rate for rate in self._incomplete() if rate < high]:
+                return max(below)
+            # The first step is short, because starts are good guesses; failing steps grow.
+            failed = sum(mean < self.target for _, mean in means)
+            return high * math.exp(-_clamped((self.target - at_high) / _SLOPE) * 1.5 ** max(0, failed - 2))
+        width, fall = math.log(high / low), at_low - at_high
+        if fall > _JUMP:
+            return math.sqrt(low * high) if width > self.sampling.precision / 2 else None
+        if width <= _LINEAR:
+            return None
+        root = low * math.exp(width * (at_low - self.target) / fall)
+        # Close the far side first.
+        if root / low > high / root:
+            return max(root * math.exp(-_BESIDE), low * math.exp(width / 10))
+        return min(root * math.exp(_BESIDE), high * math.exp(-width / 10))
+
+    def _incomplete(self) -> list[float]:
+        """Return the rates that lack replications: to complete one costs less than a new one."""
+        return [rate for rate, runs in self.seen.items() if any(i not in runs for i in range(self.replications))]
+
+    def _nearest_seen(self) -> float | None:
+        """Return the rate next to the crossing that fewer replications saw."""
+        if not self.seen:
+            return None
+        fewer = {rate: [run.sustained for run in runs.values()] for rate, runs in self.seen.items()}
+        means = [(rate, sum(values) / len(values)) for rate, values in sorted(fewer.items())]
+        low, high = self._bracket(means)
+        return low[0] or high[0]
+
+    def _estimate(self) -> Goodput:
+        means = self._means()
+        (low, at_low), (high, at_high) = self._bracket(means)
+        requests = sum(run.requests for runs in self.seen.values() for run in runs.values())
+        monotone = self._is_monotone(means)
+        if low == 0:
+            return Goodput(Interval(0.0, 0.0, high), (), (0.0, high), monotone, requests=requests)
+        resolved = not math.isinf(high) or low >= self.limit_per_s
+        if math.isinf(high):
+            high, at_high = max(low, self.limit_per_s if math.isfinite(self.limit_per_s) else low) * 1.001, 0.0
+        width, fall = math.log(high / low), at_low - at_high
+        share = (at_low - self.target) / fall
+        root = math.log(low) + share * width
+        own = []
+        for i in range(self.replications):
+            here = self.seen[low][i].sustained
+            there = self.seen[high][i].sustained if high in self.seen else 0.0
+            own.append(root + ((1 - share) * here + share * there - self.target) * width / fall)
+        spread = mean_interval(own, confidence=self.sampling.confidence)
+        half = (spread.high - spread.low) / 2 + width * min(fall, 1.0) / 4 + 1e-6
+        below, above = root - half, root + half
+        if fall > _JUMP:
+            # Where in the bracket attainment jumps is not known.
+            below, above = min(below, math.log(low)), max(above, math.log(high))
+        interval = Interval(math.exp(below), math.exp(root), math.exp(above))
+        return Goodput(interval, tuple(own), (low, high), monotone, resolved, requests)
+
+    def _is_monotone(self, means: Sequence[tuple[float, float]]) -> bool:
+        """Return whether attainment never rises from one rate to the next by more than its paired error."""
+        for (rate, mean), (faster, above) in zip(means, means[1:], strict=False):
+            rises = [
+                self.seen[faster][i].sustained - self.seen[rate][i].sustained for i in range(self.replications)
+            ]
+            if above > mean + 0.01 and mean_interval(rises, confidence=0.99).low > 0:
+                return False
+        return True
+
+
+def _clamped(step: float) -> float:
+    return min(max(step, _STEP[0]), _STEP[1])
+
+
+def estimate(
+    probe: Callable[[float, int], Observation],
+    *,
+    target: float,
+    start_per_s: float,
+    limit_per_s: float = math.inf,
+    sampling: Sampling | None = None,
+) -> Goodput:
+    """Return the goodput that `probe(rate_per_s, replication)` shows."""
+    estimator = Estimator(target, start_per_s, limit_per_s, sampling or Sampling())
+    while asks := estimator.ask():
+        for ask in asks:
+            estimator.tell(ask, probe(ask.rate_per_s, ask.replication))
+    assert estimator.result is not None
+    return estimator.result
