@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable
-from pathlib import Path
 from typing import Final, TypeVar
 
 from dsim.errors import InputError, nearest
@@ -142,4 +142,4 @@ def _whole(text: str) -> int:
 
 
 def _is_file(text: str) -> bool:
-    return text.endswith(_FILES) or "/" in text or Path(text).is_file()
+    return text.endswith(_FILES) or "/" in text.partition(":")[0] or os.path.isfile(text)  # Path.is_file may raise.
