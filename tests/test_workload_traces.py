@@ -261,7 +261,10 @@ def test_the_real_runs_are_read_and_sharegpt_follows_them() -> None:
 @needs_shared
 def test_the_shipped_table_is_the_fit() -> None:
     trace = read_trace(SHARED / "distserve/runs/c21d12-1600-16rps.csv")
-    fitted, shipped = fit("sharegpt", trace.prompt_tokens * 1.0, trace.output_tokens * 1.0), preset("sharegpt")
+    fitted, shipped = (
+        fit("sharegpt", trace.prompt_tokens.astype(np.float64), trace.output_tokens.astype(np.float64)),
+        preset("sharegpt"),
+    )
     # Linear algebra libraries differ in the last digits.
     assert fitted.prompt_tokens == pytest.approx(shipped.prompt_tokens, abs=0.2)
     assert fitted.shares == pytest.approx(shipped.shares, abs=3e-4)
