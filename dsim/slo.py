@@ -72,7 +72,7 @@ def _parse_limit(item: str, where: str) -> tuple[str, float]:
     key = _VLLM_KEYS.get(key, key) if separator == ":" else key
     if key not in _PLAUSIBLE_S:
         raise InputError(where, "is not a known key", value=key, hint=nearest(key, _PLAUSIBLE_S))
-    number, unit = split_quantity(value, where, name=key)
+    number, unit = split_quantity(value, where, name=key, hint=f"write {_EXAMPLE}")
     if number <= 0:
         raise InputError(where, "must be > 0", name=key, value=value, hint=f"write {_EXAMPLE}")
     if unit is not None:

@@ -24,7 +24,9 @@ _BYTES_PER_S = {
 }
 
 
-def split_quantity(text: str, where: str, *, name: str | None = None) -> tuple[float, str | None]:
+def split_quantity(
+    text: str, where: str, *, name: str | None = None, hint: str | None = None
+) -> tuple[float, str | None]:
     """Return the finite number and the unit (None where there is none) that `text` consists of.
 
     >>> split_quantity("400 ms", "--slo"), split_quantity("1e3", "--slo")
@@ -35,10 +37,10 @@ def split_quantity(text: str, where: str, *, name: str | None = None) -> tuple[f
     """
     match = _QUANTITY.fullmatch(text.strip())
     if match is None:
-        raise InputError(where, "is not a number", name=name, value=text)
+        raise InputError(where, "is not a number", name=name, value=text, hint=hint)
     number = float(match[1])
     if not math.isfinite(number):
-        raise InputError(where, "must be a finite number", name=name, value=text)
+        raise InputError(where, "must be a finite number", name=name, value=text, hint=hint)
     return number, match[2]
 
 
@@ -52,7 +54,7 @@ def parse_duration_s(text: str, where: str, *, name: str | None = None) -> float
     ... )
     (0.4, 2.0, 90.0)
     """
-    return _scaled(text, where, name=name, units=_SECONDS)
+    return _scaled(text, where, name=name, units=_SECONDS, hint="as in 0.4 (seconds), 400ms or 2min")
 
 
 def parse_rate_per_s(text: str, where: str, *, name: str | None = None) -> float:
@@ -61,7 +63,7 @@ def parse_rate_per_s(text: str, where: str, *, name: str | None = None) -> float
     >>> parse_rate_per_s("90/min", "--rate")
     1.5
     """
-    return _scaled(text, where, name=name, units=_PER_SECOND)
+    return _scaled(text, where, name=name, units=_PER_SECOND, hint="as in 6 (per second) or 90/min")
 
 
 def parse_bytes_per_s(text: str, where: str, *, name: str | None = None) -> float:
@@ -70,11 +72,11 @@ def parse_bytes_per_s(text: str, where: str, *, name: str | None = None) -> floa
     >>> parse_bytes_per_s("25GB/s", "--bandwidth") == parse_bytes_per_s("200Gbit/s", "--bandwidth") == 25e9
     True
     """
-    return _scaled(text, where, name=name, units=_BYTES_PER_S)
+    return _scaled(text, where, name=name, units=_BYTES_PER_S, hint="as in 25GB/s or 200Gbit/s")
 
 
-def _scaled(text: str, where: str, *, name: str | None, units: Mapping[str, float]) -> float:
-    number, unit = split_quantity(text, where, name=name)
+def _scaled(text: str, where: str, *, name: str | None, units: Mapping[str, float], hint: str) -> float:
+    number, unit = split_quantity(text, where, name=name, hint=hint)
     if unit is None:
         return number
     if unit not in units:

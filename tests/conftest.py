@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 
+import pytest
 from hypothesis import HealthCheck, settings
+
+from tests.cli import Cli
 
 # A shared machine stalls now and then: no per-example deadlines. CI draws the same examples every time.
 settings.register_profile("dev", deadline=None, max_examples=50)
@@ -12,3 +15,9 @@ settings.register_profile(
     "ci", deadline=None, max_examples=100, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("ci" if os.environ.get("CI") else "dev")
+
+
+@pytest.fixture
+def cli(capsys: pytest.CaptureFixture[str]) -> Cli:
+    """The command line, run in this process."""
+    return Cli(capsys)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
 
 #: Options that say how a run is started, not what it computes.
 _NOT_IN_FILES = {"config", "set", "help", "dry-run"}
+#: Options that change where results go, not what they are.
+_NOT_THE_RUN = {"format", "step-log", "output-dir", "overwrite", "quiet", "no-color", "jobs"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,17 +52,27 @@ class Origins:
                 return self.places[parameter.name] if source is not None and source.name == "DEFAULT_MAP" else None
         return None
 
-    def use(self, context: typer.Context, *, file: _Tree | None = None, assigned: _Tree | None = None) -> None:
+    def use(self, context: typer.Context, *, file: _Tree | None, assigned: _Tree | None) -> None:
         """Make these values the defaults of the command's options; assigned ones win over the file's."""
         self._file = self._file if file is None else file
         self._set = self._set if assigned is None else assigned
         self.context = context
         self.places.clear()
         context.default_map = {}
+        parameters = {
+            max(parameter.opts, key=len).removeprefix("--"): parameter for parameter in context.command.params
+        }
+        known = sorted(set(parameters) - _NOT_IN_FILES)
         for key, node in _merged(self._file, self._set).items():
-            name = key.replace("-", "_")
-            self.places[name] = _first_leaf(node).where
-            context.default_map[name] = _value_of(node, key)
+            option = key.replace("_", "-")
+            place = _first_leaf(node).where
+            if option not in known:
+                hint = nearest(option, known)
+                hint = hint if hint.startswith("did") else f"see {context.command_path} --help"
+                raise InputError(place, "is not a known key", value=key, hint=hint)
+            parameter = parameters[option]
+            self.places[parameter.name] = place
+            context.default_map[parameter.name] = _value_of(node, option, flag=getattr(parameter, "is_flag", False))
 
 
 def read_config(context: typer.Context, path: Path | None) -> Path | None:
@@ -68,12 +81,7 @@ def read_config(context: typer.Context, path: Path | None) -> Path | None:
         from dsim.yamlfile import read_yaml
 
         section = read_yaml(path)
-        tree = {key: _tree(value) for key, value in section.fields.items()}
-        known = _known(context)
-        for key, node in tree.items():
-            if key.replace("_", "-") not in known:
-                raise InputError(_first_leaf(node).where, "is not a known key", value=key, hint=nearest(key, known))
-        _origins(context).use(context, file={key.replace("_", "-"): node for key, node in tree.items()})
+        _use(context, file={key: _tree(value) for key, value in section.fields.items()})
     return path
 
 
@@ -83,38 +91,47 @@ def read_assignments(context: typer.Context, assignments: list[str] | None) -> l
         from dsim.yamlfile import parse_yaml
 
         tree: _Tree = {}
-        known = _known(context)
         for assignment in assignments:
             path, equals, text = assignment.partition("=")
             keys = [key.strip() for key in path.split(".")]
             if not equals or not all(keys):
                 hint = "write KEY=VALUE, as in slo.ttft=0.4"
                 raise InputError("--set", "is no assignment", value=assignment, hint=hint)
-            keys[0] = keys[0].replace("_", "-")
-            if keys[0] not in known:
-                raise InputError("--set", "is not a known key", value=keys[0], hint=nearest(keys[0], known))
             try:
                 value = parse_yaml(b"value: " + text.encode(), file="--set").need("value")
+                node = _tree(value, where="--set")
             except InputError as error:
                 raise InputError("--set", error.rule, value=assignment, hint=error.hint) from None
-            node: _Tree | _Leaf = _tree(value, where="--set")
-            for key in reversed(keys[1:]):
+            for key in reversed(keys):
                 node = {key: node}
-            tree = _merged(tree, {keys[0]: node})
-        _origins(context).use(context, assigned=tree)
+            assert isinstance(node, dict)
+            tree = _merged(tree, node)
+        _use(context, assigned=tree)
     return assignments
 
 
-def _known(context: typer.Context) -> list[str]:
-    names = [max(parameter.opts, key=len).removeprefix("--") for parameter in context.command.params]
-    return sorted(set(names) - _NOT_IN_FILES)
+def rerun_text(context: typer.Context) -> str:
+    """Return the YAML that `--config` takes to run the same again."""
+    import yaml
+
+    from dsim.version import __version__
+
+    options: dict[str, object] = {}
+    for parameter in context.command.params:
+        key = max(parameter.opts, key=len).removeprefix("--")
+        value = context.params.get(parameter.name)
+        if key not in _NOT_IN_FILES | _NOT_THE_RUN and value is not None and value is not False:
+            options[key] = (
+                value.value if isinstance(value, enum.Enum) else str(value) if isinstance(value, Path) else value
+            )
+    return f"# dsim {__version__}\n" + yaml.safe_dump(options, sort_keys=False, allow_unicode=True)
 
 
-def _origins(context: typer.Context) -> Origins:
+def _use(context: typer.Context, *, file: _Tree | None = None, assigned: _Tree | None = None) -> None:
     origins = context.find_object(Origins)
     if origins is None:
         origins = context.obj = Origins()
-    return origins
+    origins.use(context, file=file, assigned=assigned)
 
 
 def _tree(value: Field, *, where: str | None = None) -> _Tree | _Leaf:
@@ -144,17 +161,24 @@ def _first_leaf(node: _Tree | _Leaf) -> _Leaf:
     return node
 
 
-def _value_of(node: _Tree | _Leaf, key: str) -> str | bool | list[str] | None:
-    """Return what the option's own reader takes: a text, a truth value, or a list of texts."""
+def _value_of(node: _Tree | _Leaf, key: str, *, flag: bool) -> str | bool | None:
+    """Return what the option's own reader takes: a truth value for a flag, else a text; None where it says null."""
     if isinstance(node, _Leaf):
+        if node.value is None:
+            return None
         if isinstance(node.value, list):
-            return [_text(item) for item in node.value]
-        return node.value if isinstance(node.value, bool) or node.value is None else _text(node.value)
+            raise InputError(node.where, "must be one value, not a list", name=key)
+        if flag != isinstance(node.value, bool):
+            rule = "must be true or false" if flag else "must not be a truth value"
+            raise InputError(node.where, rule, name=key, value=node.value)
+        return node.value if isinstance(node.value, bool) else _text(node.value)
     pairs = []
     for name, item in node.items():
-        if isinstance(item, dict):
-            raise InputError(_first_leaf(item).where, "is nested too deeply", name=f"{key}.{name}")
+        if isinstance(item, dict) or isinstance(item.value, list):
+            raise InputError(_first_leaf(item).where, "must be a plain value", name=f"{key}.{name}")
         pairs.append(f"{name}={_text(item.value)}")
+    if flag:
+        raise InputError(_first_leaf(node).where, "must be true or false", name=key)
     return ",".join(pairs)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import re
 from pathlib import Path
 from typing import Annotated
 
@@ -19,21 +20,41 @@ class Format(enum.Enum):
     CSV = "csv"
 
 
+def whole_number(value: str | int) -> int:
+    """Return the whole number that an option's text says; typer also passes defaults, which are numbers."""
+    text = str(value).strip()
+    # Python's int() would take 1_000, and digits of other scripts.
+    if re.fullmatch(r"[-+]?[0-9]{1,18}", text) is None:
+        raise typer.BadParameter(f"{text!r} must be a whole number")
+    return int(text)
+
+
+def file_path(value: str | Path) -> Path:
+    """Return the path that an option's text says."""
+    if not str(value).strip():
+        raise typer.BadParameter(f"{str(value)!r} must not be empty")
+    return Path(value)
+
+
 FormatOption = Annotated[Format, typer.Option("--format", help="How to print the result.")]
 NoColor = Annotated[bool, typer.Option("--no-color", help="Print without colours.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress on stderr.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Check all inputs, print what would run, and stop.")]
 OutputDirectory = Annotated[
-    Path | None, typer.Option("--output-dir", "-o", metavar="DIR", help="Write the result as files into DIR.")
+    Path | None,
+    typer.Option("--output-dir", "-o", parser=file_path, metavar="DIR", help="Write the result as files into DIR."),
 ]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace files that are already in the output directory.")]
-Seed = Annotated[int, typer.Option("--seed", metavar="N", help="Seed of all random streams.")]
-Jobs = Annotated[int | None, typer.Option("--jobs", "-j", metavar="N", help="Processes; default: one per core.")]
+Seed = Annotated[int, typer.Option("--seed", parser=whole_number, metavar="N", help="Seed of all random streams.")]
+Jobs = Annotated[
+    int | None, typer.Option("--jobs", "-j", parser=whole_number, metavar="N", help="Processes; default: one per core.")
+]
 Config = Annotated[
     Path | None,
     typer.Option(
         "--config",
         "-c",
+        parser=file_path,
         metavar="FILE",
         is_eager=True,
         callback=read_config,
@@ -61,7 +82,9 @@ EngineName = Annotated[
 ]
 ProfileFile = Annotated[
     Path | None,
-    typer.Option("--profile", metavar="FILE", help="A latency profile of your own instead of a shipped one."),
+    typer.Option(
+        "--profile", parser=file_path, metavar="FILE", help="A latency profile of your own instead of a shipped one."
+    ),
 ]
 SloText = Annotated[
     str | None,

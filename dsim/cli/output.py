@@ -32,7 +32,6 @@ class Table:
 
     headings: Sequence[str]
     rows: list[Sequence[str]] = field(default_factory=list)
-    title: str | None = None
 
 
 def to_json(value: object) -> str:
@@ -73,14 +72,12 @@ def show(*parts: Table | str, color: bool = True) -> None:
 
     # As wide as it needs: a terminal wraps whole lines, folded numbers cannot be read.
     console = Console(no_color=not color, highlight=False, width=10_000)
-    for part in parts:
+    for number, part in enumerate(parts):
         with console.capture() as printed:
             if isinstance(part, str):
                 console.print(Text(part), soft_wrap=True)
             else:
-                table = RichTable(
-                    box=SIMPLE_HEAD, title=part.title, title_justify="left", title_style="bold", pad_edge=False
-                )
+                table = RichTable(box=SIMPLE_HEAD, pad_edge=False)
                 for heading in part.headings:
                     left = heading.startswith("<")
                     table.add_column(heading.removeprefix("<"), justify="left" if left else "right")
@@ -92,7 +89,7 @@ def show(*parts: Table | str, color: bool = True) -> None:
             lines.pop()
         while len(lines) > 1 and not lines[0]:
             lines.pop(0)
-        emit("\n".join(lines) + "\n")
+        emit("\n" * (number > 0) + "\n".join(lines) + "\n")
 
 
 def progress_console() -> Console:

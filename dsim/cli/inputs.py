@@ -1,0 +1,131 @@
+"""What several commands read from their options, checked, with the option's name in every error."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dsim.errors import InputError
+
+if TYPE_CHECKING:
+    from dsim.model import Model
+    from dsim.profile import Profile
+
+DEFAULT_GPU = "a100-80g"
+DEFAULT_ENGINE = "distserve"
+
+#: The library names what it was given; users know it by the option.
+_OPTIONS = {
+    "arrivals": "--arrivals",
+    "closed loop": "--closed-loop",
+    "fixed lengths": "--workload",
+    "lognormal lengths": "--workload",
+    "options": "--prefill-batching",
+    "rate": "--rate",
+    "requests": "--requests",
+    "seed": "--seed",
+    "sharegpt": "--workload",
+    "humaneval": "--workload",
+    "longbench": "--workload",
+    "uniform lengths": "--workload",
+    "window": "--requests",
+}
+
+
+def whole(option: str, value: int, *, at_least: int, at_most: int = 1_000_000_000) -> int:
+    """Return the number; InputError where it is out of range."""
+    if value < at_least:
+        raise InputError(option, f"must be >= {at_least}", value=value)
+    if value > at_most:
+        raise InputError(option, f"must be <= {at_most}", value=value)
+    return value
+
+
+def number(option: str, value: float, *, above: float = -math.inf, at_least: float = -math.inf) -> float:
+    """Return the number; InputError where it is not finite or out of range."""
+    if not math.isfinite(value):
+        raise InputError(option, "must be a finite number", value=value)
+    if value <= above:
+        raise InputError(option, f"must be > {above:g}", value=value)
+    if value < at_least:
+        raise InputError(option, f"must be >= {at_least:g}", value=value)
+    return value
+
+
+def seconds(option: str, text: str) -> float:
+    """Return a duration in seconds, >= 0."""
+    from dsim.units import parse_duration_s
+
+    return number(option, parse_duration_s(text, option), at_least=0)
+
+
+def rate_per_s(text: str, option: str = "--rate") -> float:
+    """Return a rate in requests per second, > 0."""
+    from dsim.units import parse_rate_per_s
+
+    value = number(option, parse_rate_per_s(text, option), above=0)
+    if not 1e-9 <= value <= 1e9:
+        raise InputError(
+            option, "must be between 1e-9 and 1e9 requests per second", value=text, hint="as in 6 or 90/min"
+        )
+    return value
+
+
+def profile_of(*, model: str | None, gpu: str | None, engine: str | None, file: Path | None) -> Profile:
+    """Return the shipped profile of these names, or the one in `file`, which must then agree with them."""
+    from dsim.catalog import find_gpu, find_model
+    from dsim.profile_file import load_profile
+
+    if file is None:
+        if model is None:
+            raise InputError(
+                "--model", "is needed", hint="as in --model 13b (dsim models lists them), or give --profile FILE"
+            )
+        from profiles.shipped import find_profile
+
+        return find_profile(
+            model, DEFAULT_GPU if gpu is None else gpu, engine=DEFAULT_ENGINE if engine is None else engine
+        )
+    profile = load_profile(file)
+    if model is not None and model != profile.model.name and find_model(model).name != profile.model.name:
+        raise _contradiction("--model", model, f"the profile is for {profile.model.name}")
+    if gpu is not None and gpu != profile.gpu.name and find_gpu(gpu).name != profile.gpu.name:
+        raise _contradiction("--gpu", gpu, f"the profile is for {profile.gpu.name}")
+    if engine is not None and engine != profile.engine:
+        raise _contradiction("--engine", engine, f"the profile is for {profile.engine}")
+    return profile
+
+
+def by_option(error: InputError) -> InputError:
+    """Return the error with the option's name where the library named what it was given."""
+    option = _OPTIONS.get(error.where)
+    if option is None:
+        return error
+    return InputError(option, error.rule, name=error.name, value=error.value, hint=error.hint)
+
+
+def display_name(model: Model) -> str:
+    """Return the model's name as people write it.
+
+    >>> from dsim.catalog import find_model
+    >>> display_name(find_model("13b")), display_name(find_model("llama-3.1-8b"))
+    ('OPT-13B', 'Llama-3.1-8B')
+    """
+    parts = model.name.split("-")
+    return "-".join(part.upper() if part == "opt" or part[:1].isdigit() else part.capitalize() for part in parts)
+
+
+def introduction(profile: Profile, *, asked: str | None) -> list[str]:
+    """Return the lines that say what a name was taken for and where the numbers come from."""
+    model = profile.model
+    name = display_name(model)
+    first = f"{asked} = {name} ({model.hugging_face})" if asked else f"{name} ({model.hugging_face})"
+    return [
+        f"{first} on {profile.gpu.name}, engine {profile.engine} ({profile.engine_version})",
+        f"profile {profile.name} [{profile.sha256[:12]}]: {profile.source}",
+    ]
+
+
+def _contradiction(option: str, value: str, rule: str) -> InputError:
+    return InputError(option, f"contradicts --profile: {rule}", value=value, hint=f"leave {option} out")
