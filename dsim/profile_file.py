@@ -10,7 +10,6 @@ from pathlib import Path
 
 from dsim.catalog import find_gpu, find_model, read_gpu, read_model
 from dsim.contract import Violation, ViolationKind, find_violations
-from dsim.errors import InputError
 from dsim.gpu import Gpu
 from dsim.latency import AffineDecode, AffineLatency, AffinePrefill, HostOverhead, ValidRange
 from dsim.model import Model
@@ -39,7 +38,7 @@ _TOP_KEYS = (
     "reason",
 )
 #: No step is longer: larger numbers are milliseconds, or a slip that would run away in a simulation.
-_MAX_S = 60.0
+_MAX_S = 10.0
 #: No link is slower: smaller numbers are gigabytes per second.
 _MIN_BYTES_PER_S = 1e6
 #: No GPU has less memory: smaller numbers are gigabytes.
@@ -269,7 +268,9 @@ def _handover(field: Field | None, gpu: Gpu) -> Handover:
         first_token_from=default.first_token_from if first is None else first.choice(FirstToken),
         stalls_decode=section.flag("stalls_decode", default=default.stalls_decode),
         latency_s=section.number("latency_s", default.latency_s, at_least=0, at_most=_MAX_S),
-        bandwidth_bytes_per_s=section.number("bandwidth_bytes_per_s", default.bandwidth_bytes_per_s, at_least=_MIN_BYTES_PER_S),
+        bandwidth_bytes_per_s=section.number(
+            "bandwidth_bytes_per_s", default.bandwidth_bytes_per_s, at_least=_MIN_BYTES_PER_S
+        ),
         watermark=_share(section, "watermark", default.watermark, above=0),
     )
 
@@ -330,6 +331,8 @@ def _violations(top: Section, *, latency: Mapping[int, AffineLatency], model: Mo
         if "note" in section:
             section.text("note")
         kind = section.need("kind").choice(ViolationKind)
+        if kind is ViolationKind.NOT_POSITIVE:
+            raise section.need("kind").error("cannot be allowed", "correct the coefficients")
         if unlisted.pop((section.integer("tp", at_least=1), kind), None) is None:
             raise item.error(f"lists {kind.value}, which the numbers do not show (or show once)", "remove this item")
     for violation in unlisted.values():
@@ -342,11 +345,11 @@ def _refuse(violation: Violation, top: Section) -> None:
     if violation.kind is ViolationKind.BELOW_BOUND:
         # A datasheet can be wrong and a file's dtype unusual: told to the user, not refused.
         return
-    where = top.section("latency").need(str(violation.tp)).where
     hint = "correct the coefficients"
     if violation.kind is not ViolationKind.NOT_POSITIVE:
         hint += f", or list {{tp: {violation.tp}, kind: {violation.kind.value}}} under violations"
-    raise InputError(where, f"breaks the contract of latency models: {violation.detail}", hint=hint)
+    field = top.section("latency").by_integer()[violation.tp]
+    raise field.error_of_key(f"breaks the contract of latency models: {violation.detail}", hint)
 
 
 def _reasons(top: Section) -> dict[str, str]:

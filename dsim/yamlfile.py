@@ -22,11 +22,19 @@ MAX_FILE_BYTES = 1_000_000
 
 #: Beyond it a float no longer holds every whole number, and no quantity here comes near.
 _MAX_INTEGER = 2**53
+#: Deeper files are no configuration, and would exhaust the interpreter's stack.
+_MAX_DEPTH = 100
 
 _INT = re.compile(r"[-+]?[0-9]+")
 _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
-_SPECIAL_FLOATS = {".inf": math.inf, "+.inf": math.inf, "-.inf": -math.inf, ".nan": math.nan}
-_SPECIAL_WORDS: dict[str, Scalar] = {"": None, "~": None, "null": None, "true": True, "false": False}
+_INFINITY = re.compile(r"[-+]?\.(inf|Inf|INF)")
+_NAN = re.compile(r"\.(nan|NaN|NAN)")
+#: YAML 1.2's core schema: `null`, `Null` and `NULL`, but not `nULL`.
+_WORDS: dict[str, bool | None] = {
+    **dict.fromkeys(("", "~", "null", "Null", "NULL")),
+    **dict.fromkeys(("true", "True", "TRUE"), True),
+    **dict.fromkeys(("false", "False", "FALSE"), False),
+}
 _PLAIN_TAGS = {"tag:yaml.org,2002:" + kind for kind in ("str", "seq", "map")}
 # The C parser is some ten times faster; a PyYAML built without it still works.
 _LOADER: type[yaml.BaseLoader] = getattr(yaml, "CBaseLoader", yaml.BaseLoader)
@@ -327,56 +335,74 @@ def parse_yaml(data: bytes, *, file: str) -> Section:
         line = text.count("\n", 0, error.position) + 1
         raise InputError(f"{file}:{line}", "is not YAML: control characters are not allowed") from None
     except RecursionError:
-        raise InputError(file, "is nested too deeply") from None
+        raise _too_deep(file) from None
     if node is None:
         raise InputError(file, "is empty", hint="expected a mapping of keys to values")
-    try:
-        return _field(node, file=file, name="", seen=set()).section()
-    except RecursionError:
-        raise InputError(file, "is nested too deeply") from None
+    return _Reader(file).field(node, name="", line=node.start_mark.line + 1).section()
 
 
-def _field(node: yaml.Node, *, file: str, name: str, seen: set[int]) -> Field:
-    line = node.start_mark.line + 1
+class _Reader:
+    """Turns the nodes of one file into fields."""
 
-    def fail(rule: str, hint: str) -> NoReturn:
-        raise InputError(f"{file}:{line}", rule, name=name or None, hint=hint)
+    def __init__(self, file: str) -> None:
+        self._file = file
+        self._seen: set[int] = set()
 
-    if id(node) in seen:
-        fail("uses a YAML alias (*), which is not supported", "write the value out")
-    seen.add(id(node))
-    if node.tag not in _PLAIN_TAGS:
-        tag = node.tag.replace("tag:yaml.org,2002:", "!!")[:60]
-        fail(f"uses the YAML tag {tag!r}, which is not allowed", "write the plain value")
-    if isinstance(node, yaml.ScalarNode):
-        return Field(file, line, name, _scalar(node))
-    if isinstance(node, yaml.SequenceNode):
-        items = (_field(item, file=file, name=f"{name}[{i}]", seen=seen) for i, item in enumerate(node.value))
-        return Field(file, line, name, tuple(items))
-    fields: dict[str, Field] = {}
-    for key_node, value_node in node.value:
-        key_line = key_node.start_mark.line + 1
-        if not isinstance(key_node, yaml.ScalarNode) or key_node.tag not in _PLAIN_TAGS or id(key_node) in seen:
-            raise InputError(f"{file}:{key_line}", "has a key that is not a plain word", name=name or None)
-        key = key_node.value
-        if key in fields:
-            hint = f"it also stands on line {fields[key].line}; keep one of the two"
-            raise InputError(f"{file}:{key_line}", "stands twice", name=_join(name, key), hint=hint)
-        field = _field(value_node, file=file, name=_join(name, key), seen=seen)
-        # The key's line: a nested value starts on a later one, and there users look for the key in vain.
-        fields[key] = Field(file, key_line, field.name, field.value)
-    return Field(file, line, name, fields)
+    def field(self, node: yaml.Node, *, name: str, line: int, depth: int = 0) -> Field:
+        """Return the field of `node`, found under `name` at `line`."""
+
+        def fail(rule: str, hint: str | None = None) -> NoReturn:
+            raise InputError(f"{self._file}:{line}", rule, name=name or None, hint=hint)
+
+        if id(node) in self._seen:
+            fail("uses a YAML alias (*), which is not supported", "write the value out")
+        self._seen.add(id(node))
+        if node.tag not in _PLAIN_TAGS:
+            tag = node.tag.replace("tag:yaml.org,2002:", "!!")[:60]
+            fail(f"uses the YAML tag {tag!r}, which is not allowed", "write the plain value")
+        if depth > _MAX_DEPTH:
+            raise _too_deep(self._file)
+        if isinstance(node, yaml.ScalarNode):
+            return Field(self._file, line, name, _scalar(node))
+        if isinstance(node, yaml.SequenceNode):
+            items = [
+                self.field(item, name=f"{name}[{i}]", line=item.start_mark.line + 1, depth=depth + 1)
+                for i, item in enumerate(node.value)
+            ]
+            return Field(self._file, line, name, tuple(items))
+        fields: dict[str, Field] = {}
+        own_line = line
+        for key_node, value_node in node.value:
+            # A nested value starts on a later line than its key, and there users look for the key in vain.
+            line = key_node.start_mark.line + 1
+            if (
+                not isinstance(key_node, yaml.ScalarNode)
+                or key_node.tag not in _PLAIN_TAGS
+                or id(key_node) in self._seen
+            ):
+                fail("has a key that is not a plain word")
+            key = key_node.value
+            if key in fields:
+                hint = f"it also stands on line {fields[key].line}; keep one of the two"
+                raise InputError(f"{self._file}:{line}", "stands twice", name=_join(name, key), hint=hint)
+            fields[key] = self.field(value_node, name=_join(name, key), line=line, depth=depth + 1)
+        return Field(self._file, own_line, name, fields)
+
+
+def _too_deep(file: str) -> InputError:
+    return InputError(file, f"is nested deeper than {_MAX_DEPTH} levels", hint="this is not a file of dsim's")
 
 
 def _scalar(node: yaml.ScalarNode) -> Scalar:
     text: str = node.value
     if node.style in ("'", '"', "|", ">"):
         return text
-    lower = text.lower()
-    if lower in _SPECIAL_WORDS:
-        return _SPECIAL_WORDS[lower]
-    if lower in _SPECIAL_FLOATS:
-        return _SPECIAL_FLOATS[lower]
+    if text in _WORDS:
+        return _WORDS[text]
+    if _INFINITY.fullmatch(text):
+        return -math.inf if text.startswith("-") else math.inf
+    if _NAN.fullmatch(text):
+        return math.nan
     if _INT.fullmatch(text):
         # Python refuses to parse integers of thousands of digits; no quantity here has more than a float holds.
         return int(text) if len(text) <= 400 else math.inf

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from dsim.catalog import find_gpu, find_model
+from dsim.catalog import find_gpu, find_model, gpus, models
 from dsim.errors import InputError, nearest
 from dsim.profile import Profile
 from dsim.profile_file import load_profile
@@ -40,16 +40,17 @@ def find_profile(model: str, gpu: str, *, engine: str) -> Profile:
             value=engine,
             hint=f"{nearest(engine, engines)} or give --profile FILE",
         )
-    gpus = sorted({_split(name)[1] for name in profiles if _split(name)[0] == known_model.name})
-    if gpus:
+    pairs = {_split(name) for name in profiles}
+    others = sorted(gpu for model_name, gpu in pairs if model_name == known_model.name)
+    if others:
         raise InputError(
             "--gpu",
             f"has no latency profile for {known_model.name}",
             value=known_gpu.name,
-            hint=f"there is one on {', '.join(gpus)}; or give --profile FILE (docs/profiles.md)",
+            hint=f"there is one on {', '.join(others)}; or give --profile FILE (docs/profiles.md)",
         )
-    models = sorted({_split(name)[0] for name in profiles})
-    hint = f"there are profiles for {', '.join(models)}; or give --profile FILE (docs/profiles.md)"
+    known = ", ".join(sorted({model_name for model_name, _ in pairs}))
+    hint = f"there are profiles for {known}; or give --profile FILE (docs/profiles.md)"
     if known_model.name == "opt-175b":
         hint = f"a later release models it; {hint}"
         raise InputError("--model", "has no published latency coefficients", value=known_model.name, hint=hint)
@@ -58,5 +59,6 @@ def find_profile(model: str, gpu: str, *, engine: str) -> Profile:
 
 def _split(name: str) -> tuple[str, str]:
     """Return model and GPU of a profile's name."""
-    profile = load_profile(_DATA / f"{name}.yaml")
-    return profile.model.name, profile.gpu.name
+    model = max((m.name for m in models() if name.startswith(f"{m.name}-")), key=len)
+    gpu = max((g.name for g in gpus() if name.startswith(f"{model}-{g.name}-")), key=len)
+    return model, gpu

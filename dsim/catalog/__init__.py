@@ -172,9 +172,8 @@ def read_gpu(section: Section, *, name: str | None = None) -> Gpu:
     if "price" in section:
         prices = section.section("price").only(("typical_usd_per_h", "low_usd_per_h", "high_usd_per_h", "source"))
         typical = prices.number("typical_usd_per_h", at_least=0)
-        low, high = prices.number("low_usd_per_h", typical, at_least=0), prices.number("high_usd_per_h", typical)
-        if not low <= typical <= high:
-            raise prices.need("typical_usd_per_h").error(f"must lie between low ({low:g}) and high ({high:g})")
+        low = prices.number("low_usd_per_h", typical, at_least=0, at_most=typical)
+        high = prices.number("high_usd_per_h", typical, at_least=typical)
         price, price_source = (typical, low, high), prices.text("source")
     gpus_per_node = section.integer("gpus_per_node", 8, at_least=1)
 
