@@ -115,10 +115,10 @@ class OutputFolder:
         if self.path.exists() and not self.path.is_dir():
             raise InputError("--output-dir", "is no directory", value=str(self.path), hint="give another path")
         parent = next(folder for folder in (self.path, *self.path.absolute().parents) if folder.exists())
-        if not os.access(parent, os.W_OK | os.X_OK):
-            raise InputError("--output-dir", f"cannot be written: no permission in {parent}", value=str(self.path))
         if not parent.is_dir():
             raise InputError("--output-dir", f"cannot be made: {parent} is no directory", value=str(self.path))
+        if not os.access(parent, os.W_OK | os.X_OK):
+            raise InputError("--output-dir", f"cannot be written: no permission in {parent}", value=str(self.path))
         present = [name for name in names if (self.path / name).exists()]
         if present and not self.overwrite:
             raise InputError(
@@ -131,8 +131,10 @@ class OutputFolder:
     def write(self, files: Mapping[str, str | bytes]) -> None:
         """Write the files; they get their names only when all are complete."""
         self.check(list(files))
-        self.path.mkdir(parents=True, exist_ok=True)
         with contextlib.ExitStack() as stack:
+            for folder in [f for f in reversed((self.path, *self.path.parents)) if not f.exists()]:
+                folder.mkdir()
+                stack.callback(_remove_if_empty, folder)
             staged = {name: stack.enter_context(self._staged(name, content)) for name, content in files.items()}
             for name, temporary in staged.items():
                 temporary.replace(self.path / name)
@@ -145,6 +147,11 @@ class OutputFolder:
             yield temporary
         finally:
             temporary.unlink(missing_ok=True)
+
+
+def _remove_if_empty(folder: Path) -> None:
+    with contextlib.suppress(OSError):
+        folder.rmdir()
 
 
 def note(text: str, *, quiet: bool) -> None:

@@ -96,7 +96,10 @@ def simulate(
     trace: Annotated[
         Path | None,
         typer.Option(
-            "--trace", metavar="FILE", help="Replay arrival_s, prompt_tokens, output_tokens from CSV or JSONL."
+            "--trace",
+            parser=file_path,
+            metavar="FILE",
+            help="Replay arrival_s, prompt_tokens, output_tokens from CSV or JSONL.",
         ),
     ] = None,
     closed_loop: Annotated[

@@ -1,0 +1,230 @@
+"""Every malformed value of every option is one line with place, value and remedy, and leaves nothing behind."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import typer.main
+
+from dsim.cli.app import app
+from tests.cli import Cli
+
+GOOD = {"--model": "13b", "--placement": "1xP:tp2pp1 + 1xD:tp1pp1", "--rate": "3", "--slo": "ttft=0.4,tpot=0.1"}
+
+# Option, value, words of the line. {dir} is a directory with the files that FILES lists.
+SIMULATE = [
+    ("--model", "14b", "--model: '14b' is not a known model; did you mean"),
+    ("--model", "70b", "--model: '70b' names no model by itself; write one of llama-2-70b"),
+    ("--model", "", "--model: '' needs the name of a model"),
+    ("--model", "opt-175b", "--model: 'opt-175b' has no published latency coefficients"),
+    ("--model", "llama-3-8b", "--model: 'llama-3-8b' has no latency profile; there are profiles for opt-13b"),
+    ("--gpu", "a101", "--gpu: 'a101' is not a known GPU; did you mean"),
+    ("--gpu", "a100", "--gpu: 'a100' names no GPU by itself"),
+    ("--gpu", "h100", "--gpu: 'h100-sxm' has no latency profile for opt-13b; there is one on a100-80g"),
+    ("--gpu", "", "--gpu: '' needs the name of a GPU"),
+    ("--engine", "vlm", "--engine: 'vlm' has no latency profile for opt-13b on a100-80g; did you mean 'vllm'?"),
+    ("--engine", "", "--engine: '' has no latency profile"),
+    ("--profile", "", "--profile: '' must not be empty"),
+    ("--profile", "{dir}/none.yaml", "none.yaml: does not exist; check the path"),
+    ("--profile", "{dir}", ": is a directory; give a file"),
+    ("--profile", "{dir}/empty.yaml", "empty.yaml: is empty"),
+    ("--profile", "{dir}/cut.yaml", "cut.yaml:"),
+    ("--profile", "{dir}/binary", "binary:1: is not UTF-8 text"),
+    ("--placement", "", "--placement: '' is not a pool; write COUNTxROLE:tpNppM"),
+    ("--placement", "1xP:tp2pp1", "--placement: '1xP:tp2pp1' needs one prefill and one decode pool"),
+    ("--placement", "1xP:tp2pp1 + 1xC:tp1pp1", "needs one prefill and one decode pool, or one colocated pool; write"),
+    ("--placement", "1xQ:tp1pp1", "--placement: '1xQ:tp1pp1' is not a pool"),
+    ("--placement", "0xC:tp1pp1", "--placement: count=0 must be >= 1"),
+    ("--placement", "-1xC:tp1pp1", "--placement: '-1xC:tp1pp1' is not a pool"),
+    ("--placement", "1xC:tp0pp1", "--placement: tp=0 must be >= 1"),
+    ("--placement", "1xC:tp1pp0", "--placement: pp=0 must be >= 1"),
+    ("--placement", "1xC:tp3pp1", "'1xC:tp3pp1' cannot run: colocated tp3pp1: tp=3 does not divide the 40 attention"),
+    ("--placement", "1xC:tp1pp3", "cannot run: colocated tp1pp3: pp=3 does not divide the 40 layers of opt-13b"),
+    ("--placement", "1xC:tp8pp1", "has no coefficients for tp=8"),
+    ("--slo", "", "--slo: has an empty limit; write ttft=0.4,tpot=0.1"),
+    ("--slo", "tftt=0.4", "--slo: 'tftt' is not a known key; did you mean 'ttft'?"),
+    ("--slo", "ttft=nan", "--slo: ttft='nan' must be a finite number"),
+    ("--slo", "ttft=-1", "--slo: ttft='-1' must be > 0"),
+    ("--slo", "ttft=400", "--slo: ttft='400' reads as 400 s, longer than any sensible target; write ttft=400ms"),
+    ("--rate", "-1", "--rate: -1.0 must be > 0"),
+    ("--rate", "0", "--rate: 0.0 must be > 0"),
+    ("--rate", "nan", "--rate: 'nan' must be a finite number; as in 6 (per second) or 90/min"),
+    ("--rate", "inf", "--rate: 'inf' must be a finite number"),
+    ("--rate", "1e999", "--rate: '1e999' must be a finite number"),
+    ("--rate", "1e12", "--rate: '1e12' must be between 1e-9 and 1e9 requests per second"),
+    ("--rate", "six", "--rate: 'six' is not a number; as in 6 (per second) or 90/min"),
+    ("--rate", "6/day", "--rate: '6/day' has an unknown unit '/day'"),
+    ("--rate", "", "--rate: '' is not a number"),
+    ("--workload", "sharegtp", "--workload: 'sharegtp' is unknown; did you mean 'sharegpt'?"),
+    ("--workload", "", "--workload: '' is unknown; expected one of sharegpt"),
+    ("--workload", "fixed:512", "--workload: 'fixed:512' is wrong: '512' must have 2 parts"),
+    ("--workload", "fixed:0,1", "--workload: 'fixed:0,1' is wrong: prompt_tokens=0 must be between"),
+    ("--workload", "fixed:-5,1", "must be a whole number of tokens"),
+    ("--workload", "fixed:nan,1", "must be a whole number of tokens"),
+    ("--workload", "fixed:2000,100", "prompt_tokens + output_tokens=2100 must be at most the model's context of 2048"),
+    ("--workload", "uniform:512,64,2,1", "--workload: 'uniform:512,64,2,1' is wrong: low=2.0 must be at most high"),
+    ("--workload", "lognormal:prompt=1e7/1,output=1e7/1", "--workload: practically never fit the model's context"),
+    ("--workload", "{dir}/none.csv", "none.csv: cannot be read"),
+    ("--workload", "{dir}/empty.csv", "empty.csv: is empty; expected a header line"),
+    ("--workload", "{dir}/cut.csv", "cut.csv:3: "),
+    ("--workload", "{dir}/header.csv", "header.csv: has no rows; one request a line"),
+    (
+        "--workload",
+        "{dir}/long.csv",
+        "long.csv:2: prompt_tokens + output_tokens=3000 must be at most the model's context",
+    ),
+    ("--arrivals", "poison", "--arrivals: 'poison' is unknown; did you mean 'poisson'?"),
+    ("--arrivals", "", "--arrivals: '' is unknown"),
+    ("--arrivals", "gamma", "--arrivals: 'gamma' is wrong: cv is missing"),
+    ("--arrivals", "gamma:cv=0", "--arrivals: 'gamma:cv=0' is wrong: cv=0.0 must be between"),
+    ("--arrivals", "gamma:cv=nan", "--arrivals: 'gamma:cv=nan' is wrong"),
+    ("--arrivals", "{dir}/none.csv", "none.csv: cannot be read"),
+    ("--requests", "0", "--requests: 0 must be >= 1"),
+    ("--requests", "-5", "--requests: -5 must be >= 1"),
+    ("--requests", "1e3", "--requests: '1e3' must be a whole number"),
+    ("--requests", "", "--requests: '' must be a whole number"),
+    ("--requests", "99999999999", "--requests: 99999999999 must be <= 1000000000"),
+    ("--warmup", "-1", "--warmup: -1 must be >= 0"),
+    ("--warmup", "half", "--warmup: 'half' must be a whole number"),
+    ("--finite", "=3", "--finite: does not take a value"),
+    ("--trace", "{dir}/good.csv", "--rate: '3' does not go with --trace; leave one of the two out"),
+    ("--closed-loop", "4", "--rate: '3' does not go with --closed-loop; leave one of the two out"),
+    ("--turnaround", "1", "--turnaround: '1' does not go with an open loop"),
+    ("--stagger", "1", "--stagger: '1' does not go with an open loop"),
+    ("--skip-first-wave", None, "--skip-first-wave: does not go with an open loop"),
+    ("--policy", "fcfs", "--policy: 'fcfs' is not one of 'orca', 'prefill-first', 'decode-first', 'chunked'"),
+    ("--policy", "orca", "--policy: 'orca' belongs to colocated placements; as in 1xC:tp1pp1"),
+    ("--token-budget", "0", "--token-budget: 0 must be >= 1"),
+    ("--token-budget", "x", "--token-budget: 'x' must be a whole number"),
+    ("--token-budget", "512", "--token-budget: 512 belongs to --policy chunked; add --policy chunked"),
+    ("--prefill-routing", "random", "--prefill-routing: 'random' is not one of 'round-robin', 'join-shortest-queue'"),
+    ("--decode-routing", "", "--decode-routing: '' is not one of"),
+    ("--prefill-batching", "max", "--prefill-batching: 'max' is not one of 'engine', 'lm'"),
+    ("--kv-blocks", "0", "--kv-blocks: 0 must be >= 1"),
+    ("--kv-blocks", "1.5", "--kv-blocks: '1.5' must be a whole number"),
+    ("--extrapolate", "=1", "--extrapolate: does not take a value"),
+    ("--check", "=1", "--check: does not take a value"),
+    ("--step-log", None, "--step-log: needs a place to write to; add --output-dir DIR"),
+    ("--seed", "-1", "--seed: -1 must be >= 0"),
+    ("--seed", "4294967296", "--seed: 4294967296 must be <= 4294967295"),
+    ("--seed", "0x10", "--seed: '0x10' must be a whole number"),
+    ("--seed", "1" * 30, "must be a whole number"),
+    ("--format", "yaml", "--format: 'yaml' is not one of 'table', 'json', 'csv'"),
+    ("--output-dir", "", "--output-dir: '' must not be empty"),
+    ("--output-dir", "{dir}/good.csv", "good.csv' is no directory; give another path"),
+    ("--output-dir", "{dir}/good.csv/sub", "good.csv is no directory"),
+    ("--overwrite", "=1", "--overwrite: does not take a value"),
+    ("--config", "", "--config: '' must not be empty"),
+    ("--config", "{dir}/none.yaml", "none.yaml: does not exist"),
+    ("--config", "{dir}/empty.yaml", "empty.yaml: is empty"),
+    ("--set", "rate", "--set: 'rate' is no assignment; write KEY=VALUE, as in slo.ttft=0.4"),
+    ("--set", "rat=1", "--set: 'rat' is not a known key; did you mean 'rate'?"),
+    ("--set", "rate=[", "--set: 'rate=[' is not YAML"),
+    ("--set", "seed=!!int 3", "--set: 'seed=!!int 3' uses the YAML tag"),
+    ("--set", "zzz=1", "--set: 'zzz' is not a known key; see dsim simulate --help"),
+    ("--set", "requests=many", "--set: requests: 'many' must be a whole number"),
+    ("--dry-run", "=1", "--dry-run: does not take a value"),
+    ("--quiet", "=1", "--quiet: does not take a value"),
+    ("--no-color", "=1", "--no-color: does not take a value"),
+]
+
+# Options with a trace or a closed loop instead of a rate.
+OTHER_TRAFFIC = [
+    (["--trace", ""], "--trace: '' must not be empty"),
+    (["--trace", "{dir}/none.csv"], "none.csv: cannot be read"),
+    (["--trace", "{dir}"], ": cannot be read"),
+    (["--trace", "{dir}/empty.csv"], "empty.csv: is empty"),
+    (["--trace", "{dir}/header.csv"], "header.csv: has no rows"),
+    (["--trace", "{dir}/cut.csv"], "cut.csv:3: "),
+    (["--trace", "{dir}/columns.csv"], "arrival_s is missing"),
+    (["--trace", "{dir}/unsorted.csv"], "unsorted.csv:3: arrival_s must not be earlier than the row before; sort"),
+    (["--trace", "{dir}/nan.csv"], "nan.csv:2: arrival_s='nan' must be a number"),
+    (["--trace", "{dir}/negative.csv"], "negative.csv:2: prompt_tokens='-3' must be >= 1"),
+    (
+        ["--trace", "{dir}/long.csv"],
+        "long.csv:2: prompt + output tokens=3000 must be at most the model's context of 2048",
+    ),
+    (["--trace", "{dir}/binary"], "binary:1: is not UTF-8 text"),
+    (["--trace", "{dir}/good.csv", "-n", "3"], "--requests: 3 asks for more requests than the trace has"),
+    (["--trace", "{dir}/good.csv", "--warmup", "2"], "--warmup: 2 asks for more requests than the trace has"),
+    (["--trace", "{dir}/good.csv", "-w", "sharegpt"], "--workload: 'sharegpt' does not go with --trace"),
+    (["--trace", "{dir}/good.csv", "--closed-loop", "3"], "--closed-loop: 3 does not go with --trace"),
+    (["--trace", "{dir}/good.csv", "--finite"], "--finite: does not go with --trace"),
+    (["--closed-loop", "0"], "--closed-loop: 0 must be >= 1"),
+    (["--closed-loop", "many"], "--closed-loop: 'many' must be a whole number"),
+    (["--closed-loop", "4", "-n", "3"], "--closed-loop: num_requests=3 must be at least 4"),
+    (["--closed-loop", "4", "--turnaround", "-1"], "--turnaround: -1.0 must be >= 0"),
+    (["--closed-loop", "4", "--turnaround", "nan"], "--turnaround: 'nan' must be a finite number; as in 0.4 (seconds)"),
+    (["--closed-loop", "4", "--stagger", "soon"], "--stagger: 'soon' is not a number; as in 0.4 (seconds), 400ms"),
+    (["--closed-loop", "4", "--stagger", "1 day"], "--stagger: '1 day' has an unknown unit 'day'"),
+    (["--closed-loop", "4", "--arrivals", "poisson"], "--arrivals: 'poisson' does not go with --closed-loop"),
+    ([], "--rate: is needed; as in --rate 6; or replay with --trace FILE"),
+]
+
+FILES = {
+    "empty.yaml": b"",
+    "cut.yaml": b"dsim_profile: 1\nmodel: opt-13b\ngpu: a1",
+    "binary": b"\xff\xfe\x00\x01",
+    "empty.csv": b"",
+    "header.csv": b"arrival_s,prompt_tokens,output_tokens\n",
+    "cut.csv": b"arrival_s,prompt_tokens,output_tokens\n0,10,10\n1,20\n",
+    "columns.csv": b"time,prompt,output\n0,10,10\n",
+    "unsorted.csv": b"arrival_s,prompt_tokens,output_tokens\n1,10,10\n0,10,10\n",
+    "nan.csv": b"arrival_s,prompt_tokens,output_tokens\nnan,10,10\n",
+    "negative.csv": b"arrival_s,prompt_tokens,output_tokens\n0,-3,10\n",
+    "long.csv": b"arrival_s,prompt_tokens,output_tokens\n0,2000,1000\n",
+    "good.csv": b"arrival_s,prompt_tokens,output_tokens\n0,10,10\n1,10,10\n",
+}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for name, content in FILES.items():
+        (tmp_path / name).write_bytes(content)
+    return tmp_path
+
+
+@pytest.mark.parametrize(("option", "value", "words"), SIMULATE)
+def test_malformed_options_of_simulate(cli: Cli, folder: Path, option: str, value: str | None, words: str) -> None:
+    good = {name: text for name, text in GOOD.items() if name != option}
+    if option == "--profile":
+        del good["--model"]
+    arguments = [part for name, text in good.items() for part in (name, text)]
+    filled = None if value is None else value.replace("{dir}", str(folder))
+    given = [option] if filled is None else [option + filled if filled.startswith("=") else f"{option}={filled}"]
+    assert words in cli.refused("simulate", *arguments, *given)
+    assert {path.name for path in folder.iterdir()} == set(FILES)
+
+
+@pytest.mark.parametrize(("arguments", "words"), OTHER_TRAFFIC)
+def test_malformed_traffic_of_simulate(cli: Cli, folder: Path, arguments: list[str], words: str) -> None:
+    filled = [argument.replace("{dir}", str(folder)) for argument in arguments]
+    assert words in cli.refused("simulate", "-m", "13b", "-p", GOOD["--placement"], *filled, "-o", str(folder / "out"))
+    assert {path.name for path in folder.iterdir()} == set(FILES)
+
+
+def test_every_option_of_simulate_is_in_the_table() -> None:
+    """A new option needs a malformed value here."""
+    command = typer.main.get_command(app).commands["simulate"]  # type: ignore[attr-defined]
+    options = {max(parameter.opts, key=len) for parameter in command.params} - {"--help"}
+    tested = {option for option, _, _ in SIMULATE} | {part for parts, _ in OTHER_TRAFFIC for part in parts}
+    assert options - tested == set()
+    assert len(options) > 30
+
+
+@pytest.mark.parametrize("option", ["--model", "--placement"])
+def test_missing_options_are_named(cli: Cli, option: str) -> None:
+    arguments = [part for name, text in GOOD.items() if name != option for part in (name, text)]
+    assert cli.refused("simulate", *arguments).startswith(f"{option}: is needed")
+
+
+def test_a_model_that_does_not_fit(cli: Cli) -> None:
+    error = cli.refused("simulate", "-m", "66b", "-p", "1xC:tp1pp1", "--rate", "1")
+    assert error.startswith("--placement: '1xC:tp1pp1' cannot run: colocated tp1pp1: ")
+
+
+@pytest.mark.parametrize("command", ["models", "gpus", "profiles"])
+@pytest.mark.parametrize("arguments", [["--format", "xml"], ["--format", ""], ["--no-color=1"], ["--jobs", "2"], ["x"]])
+def test_malformed_options_of_the_lists(cli: Cli, command: str, arguments: list[str]) -> None:
+    assert cli.refused(command, *arguments)
