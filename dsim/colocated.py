@@ -81,7 +81,8 @@ class ColocatedInstance:
         loop = min(self._loops, key=lambda loop: loop.load.requests) if self._pp > 1 else self._loops[0]
         loop.load.add(job.prompt)
         loop.state.waiting.append(job)
-        job.loop = loop.index
+        recorder = self._deployment.recorder
+        recorder.prefill_instance[job.index] = recorder.decode_instance[job.index] = self.index
 
     def settle(self, now_s: float) -> None:
         """End runs of decode steps at the next boundary where the policy wants a turn."""
@@ -134,7 +135,6 @@ class ColocatedInstance:
         for job, _, _ in step.chunks:
             if math.isnan(recorder.prefill_start_s[job.index]):
                 recorder.prefill_start_s[job.index] = now_s
-                recorder.prefill_instance[job.index] = self.index
         if not step.chunks and self._pp == 1:
             loop.delay_s = swap_s
             loop.launch_s = now_s
@@ -182,7 +182,6 @@ class ColocatedInstance:
         for job in loop.state.running.newcomers:
             if math.isnan(recorder.decode_start_s[job.index]):
                 recorder.decode_start_s[job.index] = now_s
-                recorder.decode_instance[job.index] = self.index
 
     def _on_steps_end(self, loop: _Loop, _event: simpy.Event) -> None:
         course, running, gaps = loop.course, loop.state.running, self._deployment.recorder.gaps

@@ -14,7 +14,7 @@ from dsim.job import Job
 from dsim.kv import KvCache, num_blocks
 from dsim.pipeline import Stages
 from dsim.pools import Parallelism, Role
-from dsim.profile import FirstToken, Preemption, Profile
+from dsim.profile import BatchLimits, FirstToken, Preemption, Profile
 from dsim.recorder import StepRecord
 from dsim.routing import Load
 from dsim.running import RunningBatch
@@ -44,7 +44,7 @@ class DecodeInstance:
         self._latency = profile.latency_at(parallelism.tp)
         self._host = profile.host_of(Role.DECODE, parallelism.pp)
         self._prefill_host = profile.host_of(Role.PREFILL, parallelism.pp)
-        self._prefill_limits = profile.limits[Role.PREFILL]
+        self._prefill_limits = profile.limits.get(Role.PREFILL, BatchLimits())
         self._max_requests = deployment.request_limit(profile, Role.DECODE, parallelism.tp)
         self._max_context = math.inf if deployment.extrapolate else self._latency.valid_range.context_tokens
         self._handover = profile.handover
@@ -191,12 +191,10 @@ class DecodeInstance:
 
     def _record_starts(self, batch: RunningBatch, now_s: float) -> None:
         """Note the first decode launch of those that join it."""
-        recorder = self._deployment.recorder
-        starts = recorder.decode_start_s
+        starts = self._deployment.recorder.decode_start_s
         for job in batch.newcomers:
             if math.isnan(starts[job.index]):
                 starts[job.index] = now_s
-                recorder.decode_instance[job.index] = self.index
 
     def _close_step(self, batch: RunningBatch, end_s: float) -> None:
         """Account for the tokens of one step: the gaps they close, and who has token 1 from it."""
@@ -459,6 +457,7 @@ class PipelinedDecodeInstance(DecodeInstance):
         if now_s < self._driver_free_s:
             self._wake_driver()
             return
+        self._preempted_now = False
         while True:
             batch = self._longest_ready()
             if batch is None:
@@ -500,8 +499,11 @@ class PipelinedDecodeInstance(DecodeInstance):
         self._wake_driver()
 
     def _wake_driver(self) -> None:
-        """Have the driver act when it becomes free, if it could do something then."""
-        if self._driver_wake is None and not all(self._in_flight):
+        """Have the driver act when it becomes free, if it could do something then.
+
+        With every micro-batch in flight that is a pull, into blocks that a preemption has freed.
+        """
+        if self._driver_wake is None and (not all(self._in_flight) or self._preempted_now):
             self._driver_wake = self._deployment.clock.at(self._driver_free_s, Phase.STEP_END, self._on_driver_free)
 
     def _on_driver_free(self, _event: simpy.Event) -> None:

@@ -90,13 +90,13 @@ class Deployment:
         """Return the engine's batch limits, within the latency model's valid range unless extrapolation is allowed."""
         limits = profile.limits.get(role, BatchLimits())
         tokens, requests = limits.tokens, limits.requests
+        if role is Role.PREFILL and self._prefill_token_limit is not None:
+            tokens = self._prefill_token_limit
         if not self.extrapolate:
             valid = profile.latency_at(tp).valid_range
             tokens = min(tokens, valid.prefill_tokens)
             if role is not Role.PREFILL:
                 requests = min(requests, valid.decode_requests)
-        if role is Role.PREFILL and self._prefill_token_limit is not None:
-            tokens = min(tokens, self._prefill_token_limit)
         return BatchLimits(tokens, requests)
 
     def request_limit(self, profile: Profile, role: Role, tp: int) -> float:
@@ -189,6 +189,7 @@ class Deployment:
         for job in handovers:
             index = self._decode_router.choose(self._decode_loads)
             self._decode_loads[index].add(job.prompt)
+            self.recorder.decode_instance[job.index] = index
             self.decodes[index].hand_over(job)
 
     def kv_peak(self) -> dict[Role, float]:

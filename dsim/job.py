@@ -25,7 +25,6 @@ class Job:
         "joined_context",
         "joined_launch",
         "last_token_s",
-        "loop",
         "missed",
         "output",
         "prefiller",
@@ -50,7 +49,6 @@ class Job:
         self.last_token_s = 0.0
         self.missed = False
         self.user = -1
-        self.loop = 0
         self.prefiller: PrefillInstance | None = None
 
     @property

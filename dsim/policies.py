@@ -87,6 +87,7 @@ class LoopState:
         running = self.running
         while running.growth() > self.kv.free:
             self._preempt()
+        running.reserve()
         if not self.preempted_now:
             while self.preempted and self._swap_in():
                 pass

@@ -36,6 +36,7 @@ class RunningBatch:
         "recompute",
         "recompute_context",
         "requests",
+        "reserved",
     )
 
     def __init__(self, kv: KvCache, index: int = 0) -> None:
@@ -49,6 +50,7 @@ class RunningBatch:
         self.fresh: list[Job] = []
         self.fresh_context = 0
         self.fresh_due = 0
+        self.reserved = 0
         self.due = [0] * kv.block_tokens
         self.last_end_s = 0.0
         #: Members of the launch in flight whose last token was not this batch's last step: their next gap is their own.
@@ -108,7 +110,13 @@ class RunningBatch:
 
     def growth(self) -> int:
         """Blocks that the next launch needs beyond those taken."""
-        return self.due[(self.launched + 1) % self.kv.block_tokens] - self.fresh_due
+        return self.due[(self.launched + 1) % self.kv.block_tokens] - self.fresh_due - self.reserved
+
+    def reserve(self) -> None:
+        """Take the blocks that the next launch needs, before others are given any."""
+        growth = self.growth()
+        self.kv.take(growth)
+        self.reserved += growth
 
     def preempt_last(self) -> tuple[Job, int]:
         """Remove the member that joined last, before the next launch; return it and its stored KV tokens.
@@ -150,8 +158,9 @@ class RunningBatch:
         if growth:
             self.kv.take(growth)
         self.launched += 1
-        self.newcomers = self.fresh
+        self.reserved = 0
         if self.fresh:
+            self.newcomers = self.fresh
             self.requests += len(self.fresh)
             self.context += self.fresh_context
             self.fresh = []

@@ -1,0 +1,175 @@
+"""The fast simulator equals the slow reference twin: same batches, same times."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dsim.latency import HostOverhead
+from dsim.options import Options, Routing
+from dsim.pools import Parallelism, Placement, Policy, Role
+from dsim.profile import BatchLimits, FirstToken, Handover, Preemption, Profile
+from dsim.recorder import TIME_COLUMNS
+from dsim.simulate import simulate
+from dsim.trace import Trace
+from tests.reference.simulator import run_reference
+from tests.reference.systems import every_role, make_profile, make_trace, tokens_per_s
+
+
+@dataclass(frozen=True)
+class System:
+    """One drawn case."""
+
+    placement: Placement
+    profile: Profile
+    trace: Trace
+    options: Options
+
+
+@st.composite
+def traces(draw: st.DrawFn, *, dyadic: bool, longest: int) -> Trace:
+    """Draw up to forty requests, often at the same instant."""
+    n = draw(st.integers(1, 40))
+    gaps = draw(st.lists(st.sampled_from([0, 0, 1, 3, 10, 40, 150]), min_size=n, max_size=n))
+    prompts = draw(st.lists(st.integers(1, longest), min_size=n, max_size=n))
+    outputs = draw(st.lists(st.sampled_from([1, 1, 2, 3, 5, 17, 33, 60]), min_size=n, max_size=n))
+    hits = draw(st.lists(st.integers(0, 40), min_size=n, max_size=n))
+    arrivals = np.cumsum(gaps).astype(float)
+    if not dyadic:
+        seed = draw(st.integers(0, 1000))
+        arrivals = np.sort(arrivals + np.random.default_rng(seed).random(n))
+    cached = [min(h, p - 1) for h, p in zip(hits, prompts, strict=True)]
+    return make_trace(arrivals.tolist(), prompts, outputs, cached)
+
+
+def _host(draw: st.DrawFn, scale: float) -> HostOverhead:
+    ticks = [draw(st.sampled_from([0.0, 1.0, 2.0])) * scale / 1024 for _ in range(4)]
+    return HostOverhead(step_s=ticks[0], sequence_s=ticks[1] / 8, token_s=ticks[2] / 64, mixed_s=ticks[3])
+
+
+@st.composite
+def systems(draw: st.DrawFn, *, dyadic: bool) -> System:
+    """Draw a placement, a profile under memory pressure, and a workload."""
+    scale = 1.0 if dyadic else 1.0371
+    colocated = draw(st.booleans())
+    longest = draw(st.sampled_from([20, 70]))
+    kv_tokens = draw(st.sampled_from([96, 128, 200, 400, 1 << 16]))
+    handover = Handover(
+        first_token_from=draw(st.sampled_from(FirstToken)),
+        stalls_decode=draw(st.booleans()),
+        latency_s=draw(st.sampled_from([0.0, 2.0, 9.0])) * scale / 1024,
+        bandwidth_bytes_per_s=tokens_per_s(draw(st.sampled_from([2.0**8, 2.0**12, float("inf")]))),
+        watermark=draw(st.sampled_from([0.05, 0.25, 1.0])),
+    )
+    limit = st.sampled_from([1, 2, 4, 64])
+    limits = {
+        Role.PREFILL: BatchLimits(draw(st.sampled_from([16, 64, 4096])), draw(limit)),
+        Role.DECODE: BatchLimits(requests=draw(limit)),
+        Role.COLOCATED: BatchLimits(draw(st.sampled_from([16, 64, 4096])), draw(limit)),
+    }
+    profile = make_profile(
+        prefill=(8 * scale, 0.5, draw(st.sampled_from([0.0, 1 / 64]))),
+        decode=(4 * scale, draw(st.sampled_from([0.0, 1 / 32])), draw(st.sampled_from([0.0, 0.5]))),
+        decode_large=(2 * scale, 1 / 32, 1.0),
+        threshold_requests=3,
+        host={role: _host(draw, scale) for role in Role},
+        host_pipelined={Role.DECODE: _host(draw, scale)} if draw(st.booleans()) else {},
+        limits=limits,
+        kv_tokens=kv_tokens,
+        preemption=draw(st.sampled_from(Preemption)),
+        swap_tokens_per_s=draw(st.sampled_from([2.0**10, float("inf")])),
+        handover=handover,
+        admission_watermark=draw(st.sampled_from([0.0, 0.1])),
+        request_s=draw(st.sampled_from([0.0, 4 / 1024])),
+    )
+    degree = st.builds(Parallelism, tp=st.sampled_from([1, 2]), pp=st.sampled_from([1, 1, 2, 4]))
+    count = st.integers(1, 3)
+    if colocated:
+        policy = draw(st.sampled_from(Policy))
+        placement = Placement.colocated(
+            parallelism=draw(degree),
+            count=draw(count),
+            policy=policy,
+            token_budget=draw(st.sampled_from([2, 16, 64])) if policy is Policy.CHUNKED else None,
+        )
+    else:
+        placement = Placement.disaggregated(
+            prefill=draw(degree), num_prefill=draw(count), decode=draw(degree), num_decode=draw(count)
+        )
+    options = Options(
+        seed=draw(st.integers(0, 5)),
+        prefill_routing=draw(st.sampled_from(Routing)),
+        decode_routing=draw(st.sampled_from(Routing)),
+        prefill_token_limit=draw(st.sampled_from([None, 32])),
+        check=True,
+    )
+    return System(placement, profile, draw(traces(dyadic=dyadic, longest=longest)), options)
+
+
+def assert_equal_to_reference(system: System, *, tolerance_s: float) -> None:
+    """Run both simulators, the fast one with and without a step log, and compare everything."""
+    profiles = every_role(system.profile)
+    options = system.options
+    reference = run_reference(
+        system.placement,
+        system.trace,
+        profiles,
+        seed=options.seed,
+        prefill_router=options.prefill_routing.value,
+        decode_router=options.decode_routing.value,
+        colocated_router=options.prefill_routing.value,
+        prefill_token_limit=options.prefill_token_limit,
+    )
+    for log_steps in (False, True):
+        choices = Options(
+            seed=options.seed,
+            prefill_routing=options.prefill_routing,
+            decode_routing=options.decode_routing,
+            prefill_token_limit=options.prefill_token_limit,
+            check=options.check,
+            log_steps=log_steps,
+        )
+        fast = simulate(system.placement, system.trace, profiles=profiles, options=choices)
+        for name in TIME_COLUMNS:
+            np.testing.assert_allclose(
+                fast.columns[name], getattr(reference, name), rtol=0, atol=tolerance_s, err_msg=name, equal_nan=True
+            )
+        for name in ("prefill_instance", "decode_instance", "preemptions", "rejected"):
+            np.testing.assert_array_equal(fast.columns[name], getattr(reference, name), err_msg=name)
+        gaps = np.concatenate([np.diff(times) for times in reference.token_times] or [np.array([])])
+        itl = fast.itl()
+        if len(gaps):
+            assert itl.mean == pytest.approx(gaps.mean(), abs=10 * tolerance_s + 1e-12)
+            for share, value in ((0.5, itl.p50), (0.9, itl.p90), (0.99, itl.p99)):
+                assert value == pytest.approx(np.quantile(gaps, share), abs=10 * tolerance_s + 1e-12)
+        if fast.steps is not None:
+            ours = [(s.role, s.instance, s.part, s.launch_s, s.end_s, s.prefill, s.decode) for s in fast.steps]
+            theirs = [
+                (s.role, s.instance, s.index, s.launch_s, s.end_s, s.prefill_ids, s.decode_ids) for s in reference.steps
+            ]
+            assert _batches(ours) == _batches(theirs)
+            ours, theirs = (sorted(step[3:5] for step in steps) for steps in (ours, theirs))
+            np.testing.assert_allclose(ours, theirs, rtol=0, atol=tolerance_s)
+
+
+def _batches(steps: list[tuple[Any, ...]]) -> dict[tuple[Any, ...], list[tuple[Any, ...]]]:
+    """Return the batches of every engine loop in order of launch."""
+    batches: dict[tuple[Any, ...], list[tuple[Any, ...]]] = {}
+    for role, instance, part, _, _, prefill, decode in steps:
+        batches.setdefault((role, instance, part), []).append((prefill, tuple(sorted(decode))))
+    return batches
+
+
+@given(systems(dyadic=True))
+def test_equals_the_reference_bit_for_bit_with_dyadic_times(system: System) -> None:
+    assert_equal_to_reference(system, tolerance_s=0.0)
+
+
+@given(systems(dyadic=False))
+def test_equals_the_reference_within_a_nanosecond(system: System) -> None:
+    assert_equal_to_reference(system, tolerance_s=1e-9)
