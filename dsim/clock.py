@@ -2,32 +2,32 @@
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Callable
 from heapq import heappush
+from typing import Final
 
 import simpy
 from simpy.core import Infinity
 
 
-class Phase(enum.IntEnum):
-    """Order of what happens at one instant (docs/semantics.md, section 2)."""
-
-    STEP_END = 1
-    TRANSFER_END = 2
-    ARRIVAL = 3
+#: Order of what happens at one instant (docs/semantics.md, section 2).
+STEP_END: Final = 1
+TRANSFER_END: Final = 2
+ARRIVAL: Final = 3
 
 
 class Wake(simpy.Event):
-    """An event that happens by itself at a set instant and can be called off until then."""
+    """An event that happens by itself at a set instant and can be called off until then.
 
-    def __init__(self, clock: Clock, callback: Callable[[simpy.Event], None]) -> None:
-        # As simpy.Timeout does: triggered at birth, so nothing of Event.__init__ is needed.
-        self.env = clock
+    Triggered at birth, as `simpy.Timeout` is; what never differs between wakes is kept on the class, for speed.
+    """
+
+    _value = None
+    _ok = True
+    _defused = False
+
+    def __init__(self, callback: Callable[[simpy.Event], None]) -> None:
         self.callbacks = [callback]
-        self._value = None
-        self._ok = True
-        self._defused = False
 
     def cancel(self) -> None:
         """Let nothing happen when the instant comes; a no-op afterwards."""
@@ -39,19 +39,22 @@ class Clock(simpy.Environment):
     """SimPy's environment with absolute instants.
 
     `Environment.schedule` takes a delay, and now + (t - now) can miss t by a rounding error, which would break ties
-    between events that are meant for the same instant. `events` counts what was scheduled.
+    between events that are meant for the same instant.
     """
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.events = 0
+    def at(self, time_s: float, order: int, callback: Callable[[simpy.Event], None]) -> Wake:
+        """Schedule `callback` for the instant `time_s` (>= now) and return the event.
 
-    def at(self, time_s: float, phase: Phase, callback: Callable[[simpy.Event], None]) -> Wake:
-        """Schedule `callback` for the instant `time_s` (>= now) and return the event."""
-        wake = Wake(self, callback)
-        self.events += 1
-        heappush(self._queue, (time_s, phase, next(self._eid), wake))
+        Args:
+            order: `STEP_END`, `TRANSFER_END` or `ARRIVAL`.
+        """
+        wake = Wake(callback)
+        heappush(self._queue, (time_s, order, next(self._eid), wake))
         return wake
+
+    def scheduled(self) -> int:
+        """Return how many events were ever scheduled; to be asked once, at the end."""
+        return next(self._eid)
 
     @property
     def pending(self) -> list[tuple[float, int, int, simpy.Event]]:

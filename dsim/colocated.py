@@ -6,8 +6,8 @@ import math
 from functools import partial
 from typing import TYPE_CHECKING
 
-from dsim.clock import Phase, Wake
-from dsim.cruise import AffineCruise, TableCruise, cruise
+from dsim.clock import STEP_END, Wake
+from dsim.cruise import AffineCruise, Courses, TableCruise
 from dsim.job import Job
 from dsim.kv import KvCache, num_blocks
 from dsim.pipeline import Stages
@@ -45,8 +45,11 @@ class _Loop:
 class ColocatedInstance:
     """One colocated instance (docs/semantics.md, section 6)."""
 
+    pool_order = 2
+
     def __init__(self, deployment: Deployment, index: int, *, profile: Profile, pool: Pool) -> None:
         self.index = index
+        self.touched = False
         self.load = Load()
         self.busy_s = 0.0
         self.launches = 0
@@ -55,6 +58,7 @@ class ColocatedInstance:
         self._pp = parallelism.pp
         self._latency = profile.latency_at(parallelism.tp)
         self._host = profile.host_of(Role.COLOCATED, self._pp)
+        self._courses = Courses(self._latency, self._host)
         self._policy = scheduling_policy(pool.policy_or_fail, pool.token_budget)
         self._swap_s_per_token = profile.model.kv_bytes_per_token / (profile.swap_bytes_per_s * parallelism.num_gpus)
         self._stages = Stages(self._pp)
@@ -111,7 +115,7 @@ class ColocatedInstance:
 
     def _wake_driver(self) -> None:
         if self._pp > 1 and self._driver_wake is None and any(not loop.in_flight for loop in self._loops):
-            self._driver_wake = self._deployment.clock.at(self._driver_free_s, Phase.STEP_END, self._on_driver_free)
+            self._driver_wake = self._deployment.clock.at(self._driver_free_s, STEP_END, self._on_driver_free)
 
     def _on_driver_free(self, _event: simpy.Event) -> None:
         self._driver_wake = None
@@ -138,9 +142,7 @@ class ColocatedInstance:
         if not step.chunks and self._pp == 1:
             loop.delay_s = swap_s
             loop.launch_s = now_s
-            loop.course = cruise(
-                now_s + swap_s, self._latency, self._host, requests=running.requests, context=running.context
-            )
+            loop.course = self._courses.start(now_s + swap_s, running.requests, running.context)
             self._set_alarm(loop, self._steps(loop, again=again))
             self._log(loop, step, now_s, loop.course.end_s(1))
             return
@@ -158,7 +160,7 @@ class ColocatedInstance:
             end_s = self._stages.pass_through(self._driver_free_s, stage_s, stage_s)
             self.busy_s += swap_s + host_s + stage_s
         self._log(loop, step, now_s, end_s)
-        clock.at(end_s, Phase.STEP_END, partial(self._on_step_end, loop))
+        clock.at(end_s, STEP_END, partial(self._on_step_end, loop))
 
     def _steps(self, loop: _Loop, *, again: bool) -> int:
         """Return how many steps of the loop's cruise nothing but an arrival can disturb."""
@@ -175,7 +177,7 @@ class ColocatedInstance:
             loop.wake.cancel()
         loop.steps = steps
         end_s = loop.course.end_s(steps)
-        loop.wake = self._deployment.clock.at(end_s, Phase.STEP_END, partial(self._on_steps_end, loop))
+        loop.wake = self._deployment.clock.at(end_s, STEP_END, partial(self._on_steps_end, loop))
 
     def _record_starts(self, loop: _Loop, now_s: float) -> None:
         recorder = self._deployment.recorder

@@ -101,15 +101,31 @@ class TableCruise:
         return int(np.searchsorted(self._ends_s, time_s, side="left")) + 1
 
 
-def cruise(
-    start_s: float, latency: LatencyModel, host: HostOverhead, *, requests: int, context: int
-) -> AffineCruise | TableCruise:
-    """Return the steps of a batch of `requests` whose first step has `context` tokens, host overhead included."""
-    line = latency.decode_line(requests)
-    if line is not None:
-        per_token_s = line[1] + host.token_s
-        first_s = line[0] + host.step_s + host.sequence_s * requests + per_token_s * context
-        return AffineCruise(start_s, first_s, per_token_s * requests)
-    steps_s = latency.decode_run_s(requests, context, _CHUNK_STEPS)
-    contexts = context + requests * np.arange(_CHUNK_STEPS, dtype=np.float64)
-    return TableCruise(start_s, steps_s + (host.step_s + host.sequence_s * requests) + host.token_s * contexts)
+class Courses:
+    """Starts cruises of one instance; remembers the lines of the batch sizes it has seen."""
+
+    __slots__ = ("_host", "_latency", "_lines")
+
+    def __init__(self, latency: LatencyModel, host: HostOverhead) -> None:
+        self._latency = latency
+        self._host = host
+        self._lines: dict[int, tuple[float, float] | None] = {}
+
+    def start(self, start_s: float, requests: int, context: int) -> AffineCruise | TableCruise:
+        """Return the steps of a batch of `requests` whose first step has `context` tokens, host overhead included."""
+        try:
+            line = self._lines[requests]
+        except KeyError:
+            line = self._lines[requests] = self._line(requests)
+        if line is not None:
+            return AffineCruise(start_s, line[0] + line[1] * context, line[1] * requests)
+        host = self._host
+        steps_s = self._latency.decode_run_s(requests, context, _CHUNK_STEPS)
+        contexts = context + requests * np.arange(_CHUNK_STEPS, dtype=np.float64)
+        return TableCruise(start_s, steps_s + (host.step_s + host.sequence_s * requests) + host.token_s * contexts)
+
+    def _line(self, requests: int) -> tuple[float, float] | None:
+        line, host = self._latency.decode_line(requests), self._host
+        if line is None:
+            return None
+        return line[0] + host.step_s + host.sequence_s * requests, line[1] + host.token_s

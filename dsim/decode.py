@@ -7,8 +7,8 @@ from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING
 
-from dsim.clock import Phase, Wake
-from dsim.cruise import AffineCruise, TableCruise, cruise
+from dsim.clock import STEP_END, TRANSFER_END, Wake
+from dsim.cruise import AffineCruise, Courses, TableCruise
 from dsim.errors import InputError
 from dsim.job import Job
 from dsim.kv import KvCache, num_blocks
@@ -29,8 +29,11 @@ if TYPE_CHECKING:
 class DecodeInstance:
     """What decode instances of any pp share: pulls, admissions, memory (docs/semantics.md, section 5)."""
 
+    pool_order = 1
+
     def __init__(self, deployment: Deployment, index: int, *, profile: Profile, parallelism: Parallelism) -> None:
         self.index = index
+        self.touched = False
         self.load = Load()
         self.ingress = Port()
         self.unpulled: deque[Job] = deque()
@@ -60,6 +63,14 @@ class DecodeInstance:
         self._parallelism = parallelism
         self._late_first_token = self._handover.first_token_from is FirstToken.DECODE
 
+    def settle(self, now_s: float) -> None:
+        """Do step 4 of an instant: pulls and admissions."""
+        raise NotImplementedError
+
+    def launch(self, now_s: float) -> None:
+        """Do step 5 of an instant: launch what can be launched."""
+        raise NotImplementedError
+
     def hand_over(self, job: Job) -> None:
         """Take a prompt that waits on the prefill side, or is here already in a decode-only run."""
         self.unpulled.append(job)
@@ -88,7 +99,7 @@ class DecodeInstance:
             start_s, end_s = post(now_s, prefiller.egress, self.ingress, self._transfer_s(job))
         recorder.transfer_start_s[job.index] = start_s
         self._pulling = self._handover.stalls_decode
-        self._deployment.clock.at(end_s, Phase.TRANSFER_END, partial(self._on_transfer_end, job))
+        self._deployment.clock.at(end_s, TRANSFER_END, partial(self._on_transfer_end, job))
 
     def _transfer_s(self, job: Job) -> float:
         gpus = self._deployment.prefill_gpus
@@ -134,8 +145,8 @@ class DecodeInstance:
         """Return the batch with the least context among those with room for one more request."""
         if len(self.batches) == 1:
             batch = self.batches[0]
-            return batch if len(batch) < self._max_requests else None
-        room = [batch for batch in self.batches if len(batch) < self._max_requests]
+            return batch if len(batch.members) < self._max_requests else None
+        room = [batch for batch in self.batches if len(batch.members) < self._max_requests]
         return min(room, key=lambda batch: batch.total_context, default=None)
 
     def _fits(self, job: Job) -> bool:
@@ -268,6 +279,7 @@ class SerialDecodeInstance(DecodeInstance):
     def __init__(self, deployment: Deployment, index: int, *, profile: Profile, parallelism: Parallelism) -> None:
         super().__init__(deployment, index, profile=profile, parallelism=parallelism)
         self._batch = self.batches[0]
+        self._courses = Courses(self._latency, self._host)
         self._cruise: AffineCruise | TableCruise | None = None
         self._steps = 0
         self._delay_s = 0.0
@@ -312,10 +324,11 @@ class SerialDecodeInstance(DecodeInstance):
             return
         batch = self._batch
         self._preempted_now = False
-        self._make_memory(batch)
-        if not len(batch):
+        if batch.growth() > self.kv.free:
+            self._make_memory(batch)
+        if not batch.members:
             self._rescue()
-            if not len(batch):
+            if not batch.members:
                 return
         self._in_flight = True
         swap_s, self._swap_s = self._swap_s, 0.0
@@ -327,17 +340,15 @@ class SerialDecodeInstance(DecodeInstance):
             self.busy_s += end_s - now_s
             self._log(batch, now_s, end_s, jobs)
             self._cruise = None
-            self._deployment.clock.at(end_s, Phase.STEP_END, partial(self._on_recompute_end, jobs))
+            self._deployment.clock.at(end_s, STEP_END, partial(self._on_recompute_end, jobs))
             return
         batch.launch()
         if batch.newcomers:
             self._record_starts(batch, now_s)
-        self._check_range(batch.context)
+        if batch.context > self._max_context:
+            self._check_range(batch.context)
         self._delay_s = swap_s
-        self._cruise = cruise(
-            now_s + swap_s, self._latency, self._host, requests=batch.requests, context=batch.context
-        )
-        self._launch_s = now_s
+        self._cruise = self._courses.start(now_s + swap_s, batch.requests, batch.context)
         # Another turn of the driver is due at the next boundary where a pull is allowed already, or where a preemption
         # may have freed more than it needed.
         again = self._preempted_now or (self._handover.stalls_decode and self._may_pull())
@@ -365,7 +376,7 @@ class SerialDecodeInstance(DecodeInstance):
         if self._wake is not None:
             self._wake.cancel()
         self._steps = steps
-        self._wake = self._deployment.clock.at(course.end_s(steps), Phase.STEP_END, self._on_steps_end)
+        self._wake = self._deployment.clock.at(course.end_s(steps), STEP_END, self._on_steps_end)
 
     def _split(self, now_s: float) -> None:
         """Commit the steps of the cruise that have ended, so that the free blocks are those of this instant."""
@@ -379,7 +390,7 @@ class SerialDecodeInstance(DecodeInstance):
         self._commit(done)
         batch.advance(1)
         start_s = course.end_s(done)
-        self._cruise = cruise(start_s, self._latency, self._host, requests=batch.requests, context=batch.context)
+        self._cruise = self._courses.start(start_s, batch.requests, batch.context)
 
     def _commit(self, steps: int) -> None:
         """Account for `steps` completed steps, without those who finish in the last; leaves that one in flight."""
@@ -495,7 +506,7 @@ class PipelinedDecodeInstance(DecodeInstance):
         end_s = self._stages.pass_through(self._driver_free_s, stage_s, stage_s)
         self.busy_s += swap_s + host_s + stage_s
         self._log(batch, now_s, end_s, jobs)
-        clock.at(end_s, Phase.STEP_END, partial(self._on_step_end, batch, jobs))
+        clock.at(end_s, STEP_END, partial(self._on_step_end, batch, jobs))
         self._wake_driver()
 
     def _wake_driver(self) -> None:
@@ -504,7 +515,7 @@ class PipelinedDecodeInstance(DecodeInstance):
         With every micro-batch in flight that is a pull, into blocks that a preemption has freed.
         """
         if self._driver_wake is None and (not all(self._in_flight) or self._preempted_now):
-            self._driver_wake = self._deployment.clock.at(self._driver_free_s, Phase.STEP_END, self._on_driver_free)
+            self._driver_wake = self._deployment.clock.at(self._driver_free_s, STEP_END, self._on_driver_free)
 
     def _on_driver_free(self, _event: simpy.Event) -> None:
         self._driver_wake = None

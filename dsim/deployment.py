@@ -22,7 +22,9 @@ from dsim.routing import Load, router
 
 Instance = PrefillInstance | DecodeInstance | ColocatedInstance
 
-_POOL_ORDER = {PrefillInstance: 0, SerialDecodeInstance: 1, PipelinedDecodeInstance: 1, ColocatedInstance: 2}
+
+def _instance_order(instance: Instance) -> tuple[int, int]:
+    return instance.pool_order, instance.index
 
 
 class Deployment:
@@ -60,7 +62,7 @@ class Deployment:
         rng = np.random.Generator(np.random.PCG64(np.random.SeedSequence([options.seed, 3])))
         self._front_router = router(options.prefill_routing, rng)
         self._decode_router = router(options.decode_routing, rng)
-        self._touched: dict[Instance, None] = {}
+        self._touched: list[Instance] = []
         self._handovers: list[Job] = []
         if self.decodes:
             handover = profiles[Role.DECODE].handover
@@ -115,7 +117,7 @@ class Deployment:
             self._front_loads[index].add(job.prompt)
             instance = self.prefills[index] if self.prefills else self.colocated[index]
             instance.enqueue(job)
-            self._touched[instance] = None
+            self.touch(instance)
         else:
             now_s = self.clock.now
             self.recorder.prefill_start_s[job.index] = self.recorder.prefill_end_s[job.index] = now_s
@@ -157,33 +159,41 @@ class Deployment:
 
     def touch(self, instance: Instance) -> None:
         """Have an instance act before this instant is over."""
-        self._touched[instance] = None
+        if not instance.touched:
+            instance.touched = True
+            self._touched.append(instance)
 
-    @property
-    def unsettled(self) -> bool:
-        """Whether something has happened at this instant that nobody has acted on."""
-        return bool(self._touched or self._handovers)
+    def run(self) -> None:
+        """Let events happen until the recorder has what it needs or nothing is left to happen."""
+        recorder, step, queue = self.recorder, self.clock.step, self.clock.pending
+        touched, handovers = self._touched, self._handovers
+        while queue and not recorder.done:
+            step()
+            if (touched or handovers) and (not queue or queue[0][0] > self.clock.now):
+                self._settle()
 
-    def settle(self) -> None:
+    def _settle(self) -> None:
         """Do steps 4 and 5 of an instant at which nothing else is due."""
-        now_s = self.clock.now
+        clock = self.clock
+        now_s = clock.now
         if self._handovers:
             self._route_handovers()
-        touched = list(self._touched)
+        touched = self._touched
         if len(touched) > 1:
-            touched.sort(key=lambda instance: (_POOL_ORDER[type(instance)], instance.index))
+            touched.sort(key=_instance_order)
         for instance in touched:
-            if not isinstance(instance, PrefillInstance):
-                instance.settle(now_s)
-        if not self.clock.quiet:
+            instance.settle(now_s)
+        if not clock.quiet:
             # A transfer that takes no time ends before anything is launched.
             return
-        self._touched.clear()
+        # Launches touch nobody: what they change at this instant is their own.
         for instance in touched:
+            instance.touched = False
             instance.launch(now_s)
+        touched.clear()
 
     def _route_handovers(self) -> None:
-        handovers, self._handovers = self._handovers, []
+        handovers = self._handovers
         if len(handovers) > 1:
             handovers.sort(key=lambda job: job.index)
         for job in handovers:
@@ -191,6 +201,7 @@ class Deployment:
             self._decode_loads[index].add(job.prompt)
             self.recorder.decode_instance[job.index] = index
             self.decodes[index].hand_over(job)
+        handovers.clear()
 
     def kv_peak(self) -> dict[Role, float]:
         """Largest share of any instance's KV cache that was ever taken, by role."""

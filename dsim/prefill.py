@@ -6,7 +6,7 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from dsim.batching import take_batch
-from dsim.clock import Phase
+from dsim.clock import STEP_END
 from dsim.job import Job
 from dsim.kv import KvCache, num_blocks
 from dsim.pipeline import Stages
@@ -25,10 +25,13 @@ if TYPE_CHECKING:
 class PrefillInstance:
     """One prefill instance (docs/semantics.md, section 4)."""
 
+    pool_order = 0
+
     def __init__(
         self, deployment: Deployment, index: int, *, profile: Profile, parallelism: Parallelism, limits: BatchLimits
     ) -> None:
         self.index = index
+        self.touched = False
         self.load = Load()
         self.egress = Port()
         self.queue: deque[Job] = deque()
@@ -47,6 +50,9 @@ class PrefillInstance:
     def enqueue(self, job: Job) -> None:
         """Take a request that was routed here."""
         self.queue.append(job)
+
+    def settle(self, now_s: float) -> None:
+        """Nothing to do before the launches."""
 
     def launch(self, now_s: float) -> None:
         """Start the next batch if the first stage is free and the head of the queue fits."""
@@ -72,14 +78,15 @@ class PrefillInstance:
             recorder.steps.append(StepRecord("P", self.index, 0, now_s, end_s, ids, ()))
         self._launchable = False
         if self._pp > 1:
-            clock.at(self._stages.free_s[0], Phase.STEP_END, self._on_first_stage_end)
-            clock.at(end_s, Phase.STEP_END, lambda _event: self._end(batch))
+            clock.at(self._stages.free_s[0], STEP_END, self._on_first_stage_end)
+            clock.at(end_s, STEP_END, lambda _event: self._end(batch))
         else:
-            clock.at(end_s, Phase.STEP_END, lambda _event: self._end_of_only_stage(batch))
+            clock.at(end_s, STEP_END, lambda _event: self._end_of_only_stage(batch))
 
     def _on_first_stage_end(self, _event: simpy.Event) -> None:
         self._launchable = True
-        self._deployment.touch(self)
+        if self.queue:
+            self._deployment.touch(self)
 
     def _end_of_only_stage(self, batch: list[Job]) -> None:
         self._launchable = True
@@ -100,10 +107,12 @@ class PrefillInstance:
                     continue
             job.prefiller = self
             deployment.hand_over(job)
-        deployment.touch(self)
+        if self.queue:
+            deployment.touch(self)
 
     def free(self, job: Job) -> None:
         """Forget a prompt whose KV is not needed here any more."""
         self.kv.release(num_blocks(job.prompt, self.kv.block_tokens))
         self.load.remove(job.prompt)
-        self._deployment.touch(self)
+        if self.queue:
+            self._deployment.touch(self)

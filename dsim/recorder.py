@@ -6,9 +6,12 @@ import math
 from array import array
 from dataclasses import dataclass
 
+import numpy as np
+
 from dsim.cruise import Cruise
 from dsim.job import Job
 from dsim.options import Window
+from dsim.trace import Trace
 
 #: Float columns, one value per request, NaN where it did not happen.
 TIME_COLUMNS = (
@@ -128,27 +131,35 @@ class Recorder:
         self._max_misses = window.max_misses
         self._misses = 0
 
-    def make_room(self, rows: int) -> None:
-        """Append `rows` requests that have not arrived yet."""
+    def extend(self, block: Trace) -> None:
+        """Append the rows of requests that will arrive in this order."""
+        self.arrival_s.frombytes(block.arrival_s.astype(np.float64).tobytes())
+        self.prompt_tokens.frombytes(block.prompt_tokens.astype(np.int64).tobytes())
+        self.output_tokens.frombytes(block.output_tokens.astype(np.int64).tobytes())
+        self.cached_prompt_tokens.frombytes(block.cached_prompt_tokens.astype(np.int64).tobytes())
+        rows = len(block)
         nan = array("d", [math.nan]) * rows
-        for name in TIME_COLUMNS:
+        for name in TIME_COLUMNS[1:]:
             getattr(self, name).extend(nan)
-        for name in ("prompt_tokens", "output_tokens", "cached_prompt_tokens"):
-            getattr(self, name).extend(array("q", [0]) * rows)
         nowhere = array("i", [-1]) * rows
         self.prefill_instance.extend(nowhere)
         self.decode_instance.extend(nowhere)
         self.preemptions.extend(array("i", [0]) * rows)
         self.rejected.extend(array("b", [0]) * rows)
 
-    def arrive(self, job: Job, arrival_s: float) -> None:
-        """Record an arrival; room was made."""
-        index = job.index
-        self.arrival_s[index] = arrival_s
-        self.prompt_tokens[index] = job.prompt
-        self.output_tokens[index] = job.output
-        self.cached_prompt_tokens[index] = job.cached
-        self.arrived = index + 1
+    def append(self, job: Job, arrival_s: float) -> None:
+        """Append one request, which arrives now."""
+        self.arrival_s.append(arrival_s)
+        self.prompt_tokens.append(job.prompt)
+        self.output_tokens.append(job.output)
+        self.cached_prompt_tokens.append(job.cached)
+        for name in TIME_COLUMNS[1:]:
+            getattr(self, name).append(math.nan)
+        self.prefill_instance.append(-1)
+        self.decode_instance.append(-1)
+        self.preemptions.append(0)
+        self.rejected.append(0)
+        self.arrived += 1
 
     def reject(self, job: Job) -> None:
         """Record that a request can never fit."""

@@ -105,7 +105,7 @@ class Result:
             utilization=utilization,
             kv_peak=deployment.kv_peak(),
             kv_blocks=deployment.kv_blocks(),
-            events=deployment.clock.events,
+            events=deployment.clock.scheduled(),
             stopped_early=recorder.stopped_early,
             drained=not recorder.done,
             elapsed_s=elapsed_s,

@@ -6,7 +6,7 @@ import heapq
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from dsim.clock import Phase
+from dsim.clock import ARRIVAL
 from dsim.deployment import Deployment, longest_prompt
 from dsim.errors import DsimError, InputError
 from dsim.job import Job
@@ -58,7 +58,7 @@ def simulate(
     else:
         blocks = iter((source,)) if isinstance(source, Trace) else source
         _Feeder(deployment, blocks, request_s=front.request_s, model_context=context_tokens, longest_prompt=longest)
-    _run(deployment)
+    deployment.run()
     if not recorder.done and deployment.leaked_blocks:
         raise DsimError(f"internal error: {placement} stopped with {deployment.leaked_blocks} KV blocks in use")
     result = Result.of(deployment, placement, by_role, options=options, window=window, phase=phase)
@@ -67,16 +67,6 @@ def simulate(
 
         check_laws(result)
     return result
-
-
-def _run(deployment: Deployment) -> None:
-    """Let events happen until the recorder has what it needs or nothing is left to happen."""
-    clock, recorder = deployment.clock, deployment.recorder
-    step, queue = clock.step, clock.pending
-    while queue and not recorder.done:
-        step()
-        if deployment.unsettled and clock.quiet:
-            deployment.settle()
 
 
 class _Feeder:
@@ -108,7 +98,7 @@ class _Feeder:
             if block is None:
                 return None
             self._check(block)
-            self._deployment.recorder.make_room(len(block))
+            self._deployment.recorder.extend(block)
             self._rows = zip(
                 block.arrival_s.tolist(),
                 block.prompt_tokens.tolist(),
@@ -137,7 +127,7 @@ class _Feeder:
 
     def _schedule(self) -> None:
         if self._next is not None:
-            self._deployment.clock.at(self._next[0] + self._request_s, Phase.ARRIVAL, self._on_arrival)
+            self._deployment.clock.at(self._next[0] + self._request_s, ARRIVAL, self._on_arrival)
 
     def _on_arrival(self, _event: simpy.Event) -> None:
         row = self._next
@@ -147,7 +137,7 @@ class _Feeder:
         while row is not None and row[0] == arrival_s:
             job = Job(self._index, row[1], row[2], row[3])
             self._index += 1
-            deployment.recorder.arrive(job, arrival_s)
+            deployment.recorder.arrived = self._index
             deployment.arrive(job)
             row = self._read()
         self._next = row
@@ -168,13 +158,12 @@ class _Users:
         #: (queued at, user, sent at), by instant and then user.
         self._due: list[tuple[float, int, float]] = []
         deployment.on_finish = self._on_finish
-        deployment.recorder.make_room(loop.num_requests)
         for user in range(loop.users):
             self._send(user, loop.start_s(user))
 
     def _send(self, user: int, now_s: float) -> None:
         heapq.heappush(self._due, (now_s + self._request_s, user, now_s))
-        self._deployment.clock.at(now_s + self._request_s, Phase.ARRIVAL, self._on_arrival)
+        self._deployment.clock.at(now_s + self._request_s, ARRIVAL, self._on_arrival)
 
     def _on_finish(self, job: Job) -> None:
         if self._unsent:
@@ -189,5 +178,5 @@ class _Users:
         job = Job(self._index, prompt, output, 0)
         job.user = user
         self._index += 1
-        self._deployment.recorder.arrive(job, sent_s)
+        self._deployment.recorder.append(job, sent_s)
         self._deployment.arrive(job)
