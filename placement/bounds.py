@@ -126,8 +126,8 @@ def upper_bounds(placement: Placement, case: Case) -> tuple[Bound, ...]:
         bounds.append(_capacity("prefill capacity", prefill, case.once(_prefill_work_s, prefill)))
         handed = _handed_over(case)
         transfer_s = _lower_mean(_transfer_s(placement, case)[handed]) * float(np.mean(handed))
-        step_s, driver_s = case.once(_decode_step_work_s, decode), case.once(_decode_driver_work_s, decode)
-        driver_s += transfer_s if case.handover.stalls_decode else 0.0
+        driver_s = case.once(_decode_driver_work_s, decode) + (transfer_s if case.handover.stalls_decode else 0.0)
+        step_s = case.once(_decode_step_work_s, decode)
         work_s = driver_s + step_s if decode.parallelism.pp == 1 else max(driver_s, step_s)
         bounds.append(_capacity("decode capacity", decode, work_s))
         bounds.append(_capacity("prefill egress", prefill, transfer_s))
@@ -236,13 +236,35 @@ def _prefill_work_s(pool: Pool, case: Case) -> float:
 
 
 def _decode_step_work_s(pool: Pool, case: Case) -> float:
-    """Return a lower limit of the time a request takes of its decode instance's busiest stage; 0 where unknown."""
-    latency = case.profiles[pool.role].latency_at(pool.parallelism.tp)
+    """Return a lower limit of the time a request takes of its decode instance, driver apart; 0 where unknown.
+
+    With pp stages, K launches of a request keep each stage busy for 1/pp of their time. They also keep its KV: a step of
+    S tokens that takes T holds S·T of the cache's tokens times seconds, and the more launches share the context, the
+    fewer that is. So the least time is the larger of the two at the number of launches that suits it best.
+    """
+    profile, pp = case.profiles[pool.role], pool.parallelism.pp
+    latency = profile.latency_at(pool.parallelism.tp)
     if not _bounded(latency):
         return 0.0
-    launches, steps, contexts = _decode_launches(pool, case)
-    requests = _request_limit(pool, case.profiles[pool.role])
-    return _decode_steps_s(latency, steps, launches, contexts, requests) / pool.parallelism.pp
+    fewest, steps, contexts = _decode_launches(pool, case)
+    requests, kv_tokens = _request_limit(pool, profile), max(profile.kv_tokens(pool.parallelism), 1)
+    if pp == 1 or not steps:
+        return _decode_steps_s(latency, steps, fewest, contexts, requests)
+    fixed_s, slope_s = _decode_floor(pool, case)
+
+    def stages_s(launches: float) -> float:
+        return _decode_steps_s(latency, steps, launches, contexts, requests) / pp
+
+    def memory_s(launches: float) -> float:
+        return (fixed_s + slope_s * contexts / launches) * contexts / kv_tokens
+
+    low, high = fewest, max(steps, fewest)
+    if stages_s(low) >= memory_s(low):
+        return stages_s(low)
+    for _ in range(40):
+        middle = (low + high) / 2
+        low, high = (middle, high) if stages_s(middle) < memory_s(middle) else (low, middle)
+    return stages_s(low)
 
 
 def _decode_driver_work_s(pool: Pool, case: Case) -> float:
@@ -283,7 +305,8 @@ def _colocated_work_s(pool: Pool, case: Case) -> float:
         batches = max(_lower_mean(np.minimum(tokens, token_limit)) / token_limit, 1 / requests)
         work_s += p.constant_s * batches
         host_s += host.step_s * batches
-    return host_s + work_s if pp == 1 else max(host_s, work_s / pp)
+    # Each of the pp loops is busy from a launch's start to its step's end; all share one driver.
+    return max(host_s, (host_s + work_s) / pp)
 
 
 def _least_launches(steps: float, contexts: float, kv_tokens: float, requests: float) -> float:

@@ -13,12 +13,14 @@ from placement.statistics import Interval, mean_interval
 _LINEAR: Final = 0.08
 #: Distance from the estimated root, as a log ratio, at which the ends of the final bracket are placed.
 _BESIDE: Final = 0.03
-#: Fall of attainment over a bracket beyond which it is a jump (the stability limit, equal requests), not a slope.
-_JUMP: Final = 0.3
+#: Fall of attainment over a bracket beyond which it is a jump (the stability limit, equal requests), not a slope; and
+#: beyond which the slope is so steep that only half the width is taken as linear.
+_JUMP: Final = 0.6
+_STEEP: Final = 0.3
 #: Fall of attainment per unit of log rate assumed before two rates have been probed.
 _SLOPE: Final = 1.5
 #: Log ratio of two neighbouring rates at least and at most, while one end of the bracket is missing.
-_STEP: Final = (0.03, 0.5)
+_STEP: Final = (0.06, 0.5)
 #: Rates probed at most.
 _MAX_RATES: Final = 60
 #: A placement that fails at this share of its capacity bound sustains nothing.
@@ -60,8 +62,6 @@ class Sampling:
     """How much is simulated for one estimate.
 
     Args:
-        warmup: requests dropped at the start of every run.
-        counted: requests counted after them.
         locate: replications with which the root is sought.
         replications: independent runs behind the interval at first.
         max_replications: and at most, if `precision` asks for more.
@@ -69,8 +69,6 @@ class Sampling:
         confidence: of the interval.
     """
 
-    warmup: int = 500
-    counted: int = 3000
     locate: int = 2
     replications: int = 6
     max_replications: int = 16
@@ -234,7 +232,7 @@ class Estimator:
         width, fall = math.log(high / low), at_low - at_high
         if fall > _JUMP:
             return math.sqrt(low * high) if width > self.sampling.precision / 2 else None
-        if width <= _LINEAR:
+        if width <= (_LINEAR if fall <= _STEEP else _LINEAR / 2):
             return None
         root = low * math.exp(width * (at_low - self.target) / fall)
         # Close the far side first.
@@ -285,9 +283,7 @@ class Estimator:
     def _is_monotone(self, means: Sequence[tuple[float, float]]) -> bool:
         """Return whether attainment never rises from one rate to the next by more than its paired error."""
         for (rate, mean), (faster, above) in zip(means, means[1:], strict=False):
-            rises = [
-                self.seen[faster][i].sustained - self.seen[rate][i].sustained for i in range(self.replications)
-            ]
+            rises = [self.seen[faster][i].sustained - self.seen[rate][i].sustained for i in range(self.replications)]
             if above > mean + 0.01 and mean_interval(rises, confidence=0.99).low > 0:
                 return False
         return True

@@ -1,0 +1,155 @@
+"""Probes: one placement simulated at one rate with one replication's requests."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+import numpy as np
+
+from dsim.errors import DsimError
+from dsim.metrics import Saturation
+from dsim.options import Options, Window
+from dsim.pools import Placement, Role
+from dsim.profile import Profile
+from dsim.result import Result
+from dsim.simulate import simulate
+from dsim.slo import Slo
+from dsim.trace import Trace
+from dsim.workload import replication_seed
+from placement.goodput import Observation
+
+#: Batches of successive requests from whose means the error of one run's attainment is taken.
+_BATCHES = 15
+
+
+class Source(Protocol):
+    """Draws the requests of a replication; `dsim.workload.Workload` is one."""
+
+    def trace(self, *, num_requests: int, seed: int, context_tokens: int, rate_per_s: float | None = None) -> Trace:
+        """Return the first requests."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Scenario:
+    """What all probes of one search share.
+
+    Args:
+        seed: replications get seeds spawned from it, the same for every placement and rate.
+        transient: play a finite run from an empty system to its end, as published experiments do, instead of
+            looking at the steady state.
+    """
+
+    profiles: Mapping[Role, Profile]
+    workload: Source
+    slo: Slo
+    target: float
+    seed: int = 0
+    options: Options = field(default_factory=Options)
+    transient: bool = False
+
+    @property
+    def context_tokens(self) -> int:
+        """Prompt and output tokens at most: the smallest context of the models."""
+        return min(profile.model.context_tokens for profile in self.profiles.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """One run.
+
+    Args:
+        warmup: requests dropped at its start.
+        counted: requests counted after them.
+        tail: requests that still arrive after those, so that they see no empty system. They need not go on until the
+            last counted one has finished: the few that stay longer would cost as much as all that count.
+        slack: attainment that the run may fall short of the target before it is stopped; None: never stop it.
+        phase: simulate one side of a disaggregated placement alone.
+    """
+
+    placement: Placement
+    rate_per_s: float
+    replication: int
+    warmup: int
+    counted: int
+    tail: int = 0
+    slack: float | None = None
+    phase: Role | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a probe saw.
+
+    Args:
+        error: standard error of the attainment over successive requests.
+        attainment: shares that met all limits, the TTFT limit, the TPOT limit.
+        utilization: by role.
+        parts_s: mean seconds of the parts of TTFT.
+        throughput_per_s: completed requests per second.
+        failure: why the run broke off, None if it did not.
+    """
+
+    observation: Observation
+    error: float = 0.0
+    attainment: tuple[float, float, float] = (0.0, 0.0, 0.0)
+    utilization: tuple[tuple[Role, float], ...] = ()
+    parts_s: tuple[tuple[str, float], ...] = ()
+    throughput_per_s: float = 0.0
+    failure: str | None = None
+
+
+def run_probe(scenario: Scenario, probe: Probe) -> Outcome:
+    """Simulate a probe; an error of the simulation is part of the outcome."""
+    try:
+        return _outcome(scenario, probe, _simulate(scenario, probe))
+    except DsimError as error:
+        return Outcome(Observation(0.0, stable=False), failure=str(error))
+
+
+def _simulate(scenario: Scenario, probe: Probe) -> Result:
+    seed = replication_seed(scenario.seed, probe.replication)
+    draw = {"seed": seed, "context_tokens": scenario.context_tokens}
+    workload, rate = scenario.workload, probe.rate_per_s
+    requests = probe.warmup + probe.counted + probe.tail
+    misses = math.inf
+    if probe.slack is not None:
+        misses = math.floor((1 - scenario.target + probe.slack) * probe.counted)
+    window = Window(probe.warmup, probe.counted, scenario.slo, misses)
+    return simulate(
+        probe.placement,
+        workload.trace(num_requests=requests, rate_per_s=rate, **draw),
+        profiles=scenario.profiles,
+        options=replace(scenario.options, seed=seed, track_itl=False, log_steps=False),
+        window=window,
+        phase=probe.phase,
+    )
+
+
+def _outcome(scenario: Scenario, probe: Probe, result: Result) -> Outcome:
+    requests = len(result.columns["arrival_s"])
+    if result.stopped_early:
+        assert probe.slack is not None
+        return Outcome(Observation(scenario.target - probe.slack, stopped_early=True, requests=requests))
+    met = result.met(scenario.slo)
+    shares = result.attainment(scenario.slo)
+    stable = scenario.transient or result.saturation is not Saturation.OVERLOADED
+    return Outcome(
+        Observation(float(met.mean()), stable=stable, requests=requests),
+        error=_error(met),
+        attainment=(shares.both, shares.ttft, shares.tpot),
+        utilization=tuple(sorted(result.utilization.items(), key=lambda item: item[0].name)),
+        parts_s=tuple(result.ttft_parts_s().items()) if probe.phase is None else (),
+        throughput_per_s=result.throughput_per_s,
+    )
+
+
+def _error(met: np.ndarray) -> float:
+    """Return the standard error of the mean of autocorrelated values, from batch means."""
+    if len(met) < 2 * _BATCHES:
+        return 0.5 / math.sqrt(max(len(met), 1))
+    means = [float(batch.mean()) for batch in np.array_split(met, _BATCHES)]
+    return float(np.std(means, ddof=1)) / math.sqrt(_BATCHES)

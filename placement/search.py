@@ -1,0 +1,392 @@
+"""Search: which placement serves the most requests per GPU within the limits."""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+import numpy as np
+
+from dsim.errors import InputError
+from dsim.gpu import Gpu
+from dsim.model import Model
+from dsim.options import Options
+from dsim.pools import Parallelism, Placement, Policy, Role
+from dsim.profile import Profile
+from dsim.slo import Slo
+from placement import bounds, feasibility, space
+from placement.goodput import Ask, Sampling, ratio
+from placement.probe import Outcome, Scenario, Source
+from placement.race import Entrant, Horizon, Race
+from placement.result import Best, Operation, SearchResult, State, Trial, by_worth, rank
+from placement.runner import Progress, Runner, local_processes
+
+#: Requests from whose lengths the bounds take their means.
+_SAMPLE: Final = 2**15
+#: Times the requests in service at the largest rate that are simulated before any counts.
+_RESIDENCES: Final = 2.0
+#: Requests that a short run of the race and a run behind an interval let pass for the queues to settle, and count.
+_SHORT: Final = (300, 1200)
+_LONG: Final = (1000, 3000)
+#: Replications behind the interval of a reported candidate, and of a best one at most.
+_REPLICATIONS, _MOST_REPLICATIONS = 4, 10
+#: Requests behind the interval of a finite-run number, over all replications.
+_TRANSIENT_REQUESTS: Final = 12_000
+
+
+class Affinity(enum.Enum):
+    """Whether KV crosses nodes fast (DistServe's Algorithm 1) or only NVLink in a node does (Algorithm 2)."""
+
+    HIGH = "high"
+    LOW = "low"
+
+
+class Mode(enum.Enum):
+    """Which kinds of placement are searched."""
+
+    DISAGGREGATED = "disaggregated"
+    COLOCATED = "colocated"
+    BOTH = "both"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Question:
+    """What a search is asked.
+
+    Args:
+        profiles: latency profile by role; roles that `mode` does not need may be absent.
+        attainment: share of requests (0 to 1) that must meet all limits.
+        num_gpus: at most this many GPUs are used; None: one node.
+        gpus_per_node: None: the GPU's own.
+        top: candidates reported with an interval, the best of each kind always among them.
+        precision: half width of the best ones' intervals, relative, that is aimed for.
+        num_requests: goodput of runs of so many requests from an empty system, the transient that papers report; None:
+            the steady state.
+    """
+
+    profiles: Mapping[Role, Profile]
+    workload: Source
+    slo: Slo
+    attainment: float = 0.9
+    num_gpus: int | None = None
+    gpus_per_node: int | None = None
+    affinity: Affinity = Affinity.HIGH
+    mode: Mode = Mode.BOTH
+    policies: tuple[Policy, ...] = tuple(Policy)
+    token_budgets: tuple[int, ...] = space.TOKEN_BUDGETS
+    seed: int = 0
+    top: int = 5
+    precision: float = 0.03
+    confidence: float = 0.95
+    num_requests: int | None = None
+    options: Options = field(default_factory=Options)
+
+    def __post_init__(self) -> None:
+        for name, value in (("num_gpus", self.num_gpus), ("gpus_per_node", self.gpus_per_node), ("top", self.top)):
+            if value is not None and value < 1:
+                raise InputError("search", "must be >= 1", name=name, value=value)
+        if self.num_requests is not None and self.num_requests < 10:
+            raise InputError("search", "must be >= 10", name="num_requests", value=self.num_requests)
+        for name, share in (("attainment", self.attainment), ("confidence", self.confidence)):
+            if not 0 < share < 1:
+                raise InputError("search", "must be between 0 and 1", name=name, value=share)
+        if not 0 < self.precision < 1:
+            raise InputError("search", "must be between 0 and 1", name="precision", value=self.precision)
+        missing = [role.name.lower() for role in self.roles if role not in self.profiles]
+        if missing:
+            raise InputError("search", "needs a profile for the role", name=", ".join(missing))
+
+    @property
+    def roles(self) -> tuple[Role, ...]:
+        """The roles of the placements searched."""
+        disaggregated = () if self.mode is Mode.COLOCATED else (Role.PREFILL, Role.DECODE)
+        return disaggregated + (() if self.mode is Mode.DISAGGREGATED else (Role.COLOCATED,))
+
+    @property
+    def model(self) -> Model:
+        """The model served."""
+        return self.profiles[self.roles[0]].model
+
+    @property
+    def gpu(self) -> Gpu:
+        """The GPU it is served on."""
+        return self.profiles[self.roles[0]].gpu
+
+    @property
+    def cluster(self) -> space.Cluster:
+        """The GPUs there are."""
+        per_node = self.gpus_per_node or self.gpu.gpus_per_node
+        return space.Cluster(self.num_gpus or per_node, per_node)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the question for provenance."""
+        used = {role.name.lower(): self.profiles[role] for role in self.roles}
+        return {
+            "model": self.model.name,
+            "gpu": self.gpu.name,
+            "profiles": {role: {"name": p.name, "sha256": p.sha256} for role, p in used.items()},
+            "workload": repr(self.workload) if len(repr(self.workload)) < 200 else type(self.workload).__name__,
+            "slo": str(self.slo),
+            "attainment": self.attainment,
+            "num_gpus": self.cluster.num_gpus,
+            "gpus_per_node": self.cluster.gpus_per_node,
+            "affinity": self.affinity.value,
+            "mode": self.mode.value,
+            "policies": [policy.value for policy in self.policies],
+            "seed": self.seed,
+            "top": self.top,
+            "precision": self.precision,
+            "confidence": self.confidence,
+            "num_requests": self.num_requests,
+        }
+
+
+def candidates(question: Question) -> tuple[Placement, ...]:
+    """Return every placement of the question's space, whether it can run or not."""
+    cluster = question.cluster
+    found: list[Placement] = []
+    if question.mode is not Mode.COLOCATED:
+        prefill = space.parallelisms(question.profiles[Role.PREFILL].model, max_gpus=cluster.largest_instance)
+        decode = space.parallelisms(question.profiles[Role.DECODE].model, max_gpus=cluster.largest_instance)
+        pairs = space.disaggregated if question.affinity is Affinity.HIGH else space.paired
+        found += pairs(prefill, decode, cluster=cluster)
+    if question.mode is not Mode.DISAGGREGATED:
+        degrees = space.parallelisms(question.profiles[Role.COLOCATED].model, max_gpus=cluster.largest_instance)
+        variants = space.schedulings(question.policies, token_budgets=question.token_budgets)
+        found += space.colocated(degrees, variants, cluster=cluster)
+    return tuple(found)
+
+
+def search(
+    question: Question, *, jobs: int = 1, executor: Executor | None = None, progress: Progress | None = None
+) -> SearchResult:
+    """Answer a question.
+
+    The answer depends on the question and its seed only, not on `jobs`, `executor` or timing.
+
+    Args:
+        jobs: local worker processes; 1 runs everything in this one.
+        executor: used instead of local processes.
+
+    Raises:
+        InputError: lengths that do not fit the model's context.
+    """
+    if executor is not None:
+        return _Search(question, executor, progress).run()
+    with local_processes(jobs) as local:
+        return _Search(question, local, progress).run()
+
+
+class _Search:
+    """The state of one search."""
+
+    def __init__(self, question: Question, executor: Executor | None, progress: Progress | None) -> None:
+        self.question = question
+        self.scenario = Scenario(
+            profiles=question.profiles,
+            workload=question.workload,
+            slo=question.slo,
+            target=question.attainment,
+            seed=question.seed,
+            options=replace(question.options, track_itl=False, log_steps=False),
+            transient=question.num_requests is not None,
+        )
+        self.runner = Runner(self.scenario, executor=executor, progress=progress)
+        trace = question.workload.trace(
+            num_requests=_SAMPLE, seed=question.seed, context_tokens=self.scenario.context_tokens, rate_per_s=1.0
+        )
+        self.case = bounds.Case(
+            question.profiles, bounds.Sample.of(trace), question.slo, question.attainment, question.options
+        )
+        self.warnings: list[str] = []
+
+    def run(self) -> SearchResult:
+        """Return the answer."""
+        infeasible, entrants = self._enter()
+        self._set_horizon(entrants)
+        kinds = [[e for e in entrants if e.placement.is_colocated is colocated] for colocated in (False, True)]
+        reported = dict.fromkeys(self.race.contest(entrants, top=self.question.top))
+        for kind in kinds:
+            reported |= dict.fromkeys(self.race.contest(kind, top=1))
+        self._replicate(reported, self.replications[0])
+        best = self._sharpen([entrants, *kinds], list(reported))
+        if best and best[0].worth < 1:
+            more = self.race.contest(entrants, top=1, by_total=True)
+            self._replicate(more, self.replications[0])
+            reported |= dict.fromkeys(more)
+        return self._answer(infeasible, entrants, reported)
+
+    def _enter(self) -> tuple[list[Trial], list[Entrant]]:
+        """Return the trials of placements that cannot run, and the others."""
+        cluster, longest = self.question.cluster, self.case.sample.longest
+        infeasible, entrants = [], []
+        for placement in candidates(self.question):
+            reasons = feasibility.reasons(placement, profiles=self.question.profiles, cluster=cluster, longest=longest)
+            if reasons:
+                infeasible.append(Trial(placement, State.INFEASIBLE, reasons=reasons))
+                continue
+            worth = self._replicas(placement) * placement.num_gpus / cluster.num_gpus
+            entrants.append(Entrant(placement, bounds.upper_bounds(placement, self.case), worth=worth))
+        return infeasible, entrants
+
+    def _replicas(self, placement: Placement) -> int:
+        """Return how many copies of a placement the cluster holds."""
+        cluster = self.question.cluster
+        if self.question.affinity is Affinity.LOW:
+            nodes, rest = divmod(cluster.num_gpus, cluster.gpus_per_node)
+            return nodes * (cluster.gpus_per_node // placement.num_gpus) + rest // placement.num_gpus
+        copies = cluster.num_gpus // placement.num_gpus
+        while copies > 1 and not cluster.packs(_times(placement, copies)):
+            copies -= 1
+        return copies
+
+    def _set_horizon(self, entrants: Sequence[Entrant]) -> None:
+        """Choose how much is simulated.
+
+        The same requests count for every candidate and rate. Requests stay for some time, of which several must pass
+        before the system is as full as it will be; a limit of many seconds needs a run of many such limits.
+        """
+        question = self.question
+        if question.num_requests is not None:
+            short = long = Horizon(0, question.num_requests)
+            count = min(max(math.ceil(_TRANSIENT_REQUESTS / question.num_requests), 6), 40)
+            self.replications = (count, count)
+        else:
+            rates = [e.bounds[0].rate_per_s for e in entrants if math.isfinite(e.bounds[0].rate_per_s)]
+            output = float(np.mean(self.case.sample.output_tokens))
+            tpot_s = min(question.slo.tpot_s, 0.2)
+            stay_s = min(min(question.slo.ttft_s, 60.0) + output * tpot_s, question.slo.e2e_s, 120.0)
+            held = math.ceil(max(rates, default=1.0) * stay_s)
+            settling = math.ceil(_RESIDENCES * held)
+            short = Horizon(_SHORT[0] + held, _SHORT[1], held)
+            long = Horizon(_LONG[0] + settling, max(_LONG[1], 2 * settling), settling)
+            self.replications = (_REPLICATIONS, _MOST_REPLICATIONS)
+        self.race = Race(self.runner, question.attainment, short, long, self._sampling(1, 1))
+
+    def _sampling(self, replications: int, most: int) -> Sampling:
+        return Sampling(
+            locate=1,
+            replications=replications,
+            max_replications=most,
+            precision=self.question.precision,
+            confidence=self.question.confidence,
+        )
+
+    def _replicate(self, entrants: Iterable[Entrant], least: int, most: int | None = None) -> None:
+        """Run replications of the entrants until each goodput has its interval."""
+        running = [e for e in entrants if e.estimator is not None and e.failure is None]
+        for entrant in running:
+            assert entrant.estimator is not None
+            if entrant.estimator.replications < (most or least):
+                entrant.estimator.extend(self._sampling(least, most or least))
+        while asked := [(e, a) for e in running if e.failure is None and e.estimator for a in e.estimator.ask()]:
+            probes = [self.race.probe(entrant, ask) for entrant, ask in asked]
+            for (entrant, ask), outcome in zip(asked, self.runner.run(probes, stage="estimating"), strict=True):
+                assert entrant.estimator is not None
+                entrant.outcomes[ask] = outcome
+                entrant.failure = outcome.failure
+                entrant.estimator.tell(ask, outcome.observation)
+
+    def _sharpen(self, populations: Sequence[Sequence[Entrant]], reported: Sequence[Entrant]) -> list[Entrant]:
+        """Add replications until the best of every population has the precision asked for; return them."""
+        sharp: dict[Entrant, None] = {}
+        while True:
+            best = []
+            for population in populations:
+                members = set(population)
+                found = [e for e in reported if e in members and e.per_gpu > 0 and e.failure is None]
+                best += sorted(found, key=lambda e: (-e.per_gpu, e.num_gpus, e.placement.label))[:1]
+            blunt = [e for e in dict.fromkeys(best) if e not in sharp]
+            if not blunt:
+                return best
+            sharp |= dict.fromkeys(blunt)
+            self._replicate(blunt, *self.replications)
+
+    def _answer(
+        self, infeasible: Sequence[Trial], entrants: Sequence[Entrant], reported: Mapping[Entrant, None]
+    ) -> SearchResult:
+        trials = [*infeasible, *(self._trial(e, e in reported) for e in entrants)]
+        complete = sorted((t for t in trials if t.state is State.COMPLETE and _sustains(t)), key=rank)
+        if complete:
+            first = complete[0]
+            tied = {t.placement for t in complete if t is first or _is_tied(t, first, self.question.confidence)}
+            trials = [replace(t, tied=t.placement in tied) for t in trials]
+            complete = sorted((t for t in trials if t.state is State.COMPLETE and _sustains(t)), key=rank)
+        kinds = [next((t for t in complete if t.placement.is_colocated is c), None) for c in (False, True)]
+        total = min(
+            complete,
+            key=lambda t: (-(t.total_per_s.best if t.total_per_s else 0.0), t.num_gpus * t.replicas),
+            default=None,
+        )
+        return SearchResult(
+            best=Best(*kinds),
+            trials=by_worth(trials),
+            most_total=total,
+            transient=self.scenario.transient,
+            question=self.question.to_dict(),
+            probes=self.runner.probes,
+            requests=self.runner.requests,
+            warnings=tuple(self.warnings),
+        )
+
+    def _trial(self, entrant: Entrant, reported: bool) -> Trial:
+        placement, replicas = entrant.placement, self._replicas(entrant.placement)
+        if entrant.failure is not None:
+            return Trial(placement, State.FAILED, replicas, (entrant.failure,))
+        goodput = entrant.goodput
+        if reported and goodput is not None:
+            return Trial(placement, State.COMPLETE, replicas, (), goodput, operation=_operation(entrant))
+        if goodput is not None:
+            why = f"goodput {entrant.per_gpu:.4g} requests/s per GPU in one replication, below the best"
+            return Trial(placement, State.PRUNED, replicas, (why,), bound_per_gpu_per_s=entrant.per_gpu)
+        why = f"{entrant.failed_by}: below {entrant.failed:.4g} requests/s per GPU"
+        return Trial(placement, State.PRUNED, replicas, (why,), bound_per_gpu_per_s=entrant.failed)
+
+
+def _times(placement: Placement, copies: int) -> Placement:
+    return Placement(tuple(replace(pool, count=pool.count * copies) for pool in placement.pools))
+
+
+def _sustains(trial: Trial) -> bool:
+    return trial.goodput is not None and trial.goodput.rate_per_s.best > 0
+
+
+def _is_tied(trial: Trial, first: Trial, confidence: float) -> bool:
+    """Return whether a trial's goodput per GPU is not significantly below the first one's, over paired replications."""
+    assert trial.goodput is not None
+    assert first.goodput is not None
+    paired = ratio(trial.goodput, first.goodput, confidence=confidence)
+    return paired is not None and paired.high * first.num_gpus / trial.num_gpus >= 1.0
+
+
+def _operation(entrant: Entrant) -> Operation | None:
+    """Return how the placement ran at the highest rate that it sustained."""
+    assert entrant.goodput is not None
+    rate = entrant.goodput.bracket_per_s[0]
+    runs = [outcome for ask, outcome in sorted(entrant.outcomes.items(), key=_order) if ask.rate_per_s == rate]
+    if not runs:
+        return None
+    both, ttft, tpot = (float(np.mean([run.attainment[i] for run in runs])) for i in range(3))
+    if entrant.placement.is_colocated:
+        limiting = Role.COLOCATED
+    else:
+        limiting = Role.PREFILL if ttft < tpot else Role.DECODE
+    return Operation(
+        rate_per_s=rate,
+        attainment={"both": both, "ttft": ttft, "tpot": tpot},
+        utilization=_mean_by_key([dict(run.utilization) for run in runs]),
+        limiting=limiting,
+        ttft_parts_s=_mean_by_key([dict(run.parts_s) for run in runs]),
+    )
+
+
+def _order(item: tuple[Ask, Outcome]) -> tuple[float, int]:
+    return item[0].rate_per_s, item[0].replication
+
+
+def _mean_by_key(rows: Sequence[Mapping[Any, float]]) -> dict[Any, float]:
+    return {key: float(np.mean([row[key] for row in rows])) for key in rows[0]} if rows else {}
