@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from dsim.cli import lists, simulate
+from dsim.cli import lists, search, simulate
 from dsim.cli.config import Origins
 from dsim.cli.problems import describe
 from dsim.errors import DsimError, InfeasiblePlacementError
@@ -37,6 +37,7 @@ def dsim(
         typer.echo(context.get_help())
 
 
+app.command("search")(search.search)
 app.command("simulate")(simulate.simulate)
 app.command("models")(lists.models)
 app.command("gpus")(lists.gpus)

@@ -72,7 +72,12 @@ class Origins:
                 raise InputError(place, "is not a known key", value=key, hint=hint)
             parameter = parameters[option]
             self.places[parameter.name] = place
-            context.default_map[parameter.name] = _value_of(node, option, flag=getattr(parameter, "is_flag", False))
+            context.default_map[parameter.name] = _value_of(
+                node,
+                option,
+                flag=getattr(parameter, "is_flag", False),
+                many=getattr(parameter, "multiple", False),
+            )
 
 
 def read_config(context: typer.Context, path: Path | None) -> Path | None:
@@ -120,11 +125,17 @@ def rerun_text(context: typer.Context) -> str:
     for parameter in context.command.params:
         key = max(parameter.opts, key=len).removeprefix("--")
         value = context.params.get(parameter.name)
-        if key not in _NOT_IN_FILES | _NOT_THE_RUN and value is not None and value is not False:
+        if key not in _NOT_IN_FILES | _NOT_THE_RUN and value is not None and value is not False and value != []:
             options[key] = (
                 value.value if isinstance(value, enum.Enum) else str(value) if isinstance(value, Path) else value
             )
     return f"# dsim {__version__}\n" + yaml.safe_dump(options, sort_keys=False, allow_unicode=True)
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return value.value if isinstance(value, enum.Enum) else str(value) if isinstance(value, Path) else value
 
 
 def _use(context: typer.Context, *, file: _Tree | None = None, assigned: _Tree | None = None) -> None:
@@ -161,11 +172,18 @@ def _first_leaf(node: _Tree | _Leaf) -> _Leaf:
     return node
 
 
-def _value_of(node: _Tree | _Leaf, key: str, *, flag: bool) -> str | bool | None:
-    """Return what the option's own reader takes: a truth value for a flag, else a text; None where it says null."""
+def _value_of(node: _Tree | _Leaf, key: str, *, flag: bool, many: bool) -> str | bool | list[str] | None:
+    """Return what the option's own reader takes; None where it says null.
+
+    Args:
+        flag: the option is a truth value, else it is a text.
+        many: the option may be repeated, so a list of texts.
+    """
     if isinstance(node, _Leaf):
         if node.value is None:
             return None
+        if many:
+            return [_text(item) for item in (node.value if isinstance(node.value, list) else [node.value])]
         if isinstance(node.value, list):
             raise InputError(node.where, "must be one value, not a list", name=key)
         if flag != isinstance(node.value, bool):

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dsim.cli.options import PrefillBatching
 from dsim.errors import InputError
 
 if TYPE_CHECKING:
@@ -60,6 +62,20 @@ def seconds(option: str, text: str) -> float:
     return number(option, parse_duration_s(text, option), at_least=0)
 
 
+def share(option: str, text: str) -> float:
+    """Return a share between 0 and 1, both excluded, written as such or in per cent."""
+    from dsim.units import split_quantity
+
+    hint = "as in 0.9 or 90%"
+    value, unit = split_quantity(text, option, hint=hint)
+    if unit not in (None, "%"):
+        raise InputError(option, f"has an unknown unit {unit!r}", value=text, hint=hint)
+    value = value / 100 if unit == "%" else value
+    if not 0 < value < 1:
+        raise InputError(option, "must be above 0 and below 1", value=text, hint=hint)
+    return value
+
+
 def rate_per_s(text: str, option: str = "--rate") -> float:
     """Return a rate in requests per second, > 0."""
     from dsim.units import parse_rate_per_s
@@ -97,6 +113,20 @@ def profile_of(*, model: str | None, gpu: str | None, engine: str | None, file: 
     return profile
 
 
+def prefill_limit(batching: PrefillBatching, profile: Profile) -> int | None:
+    """Return the most tokens of a prefill batch, None for the engine's own limit."""
+    if batching is PrefillBatching.ENGINE:
+        return None
+    if profile.saturation_tokens is None:
+        raise InputError(
+            "--prefill-batching",
+            f"needs Lm, which profile {profile.name} does not have",
+            value=batching.value,
+            hint="add saturation_tokens to the profile, or use engine",
+        )
+    return profile.saturation_tokens
+
+
 def by_option(error: InputError) -> InputError:
     """Return the error with the option's name where the library named what it was given."""
     option = _OPTIONS.get(error.where)
@@ -123,8 +153,14 @@ def introduction(profile: Profile, *, asked: str | None) -> list[str]:
     first = f"{asked} = {name} ({model.hugging_face})" if asked else f"{name} ({model.hugging_face})"
     return [
         f"{first} on {profile.gpu.name}, engine {profile.engine} ({profile.engine_version})",
-        f"profile {profile.name} [{profile.sha256[:12]}]: {profile.source}",
+        source_line(profile),
     ]
+
+
+def source_line(profile: Profile) -> str:
+    """Return the profile's name and where its numbers come from."""
+    source = textwrap.shorten(profile.source, 120, placeholder=" ...")
+    return f"profile {profile.name} [{profile.sha256[:12]}]: {source}"
 
 
 def _contradiction(option: str, value: str, rule: str) -> InputError:

@@ -20,6 +20,13 @@ class Format(enum.Enum):
     CSV = "csv"
 
 
+class PrefillBatching(enum.Enum):
+    """What limits the tokens of a prefill batch."""
+
+    ENGINE = "engine"
+    LM = "lm"
+
+
 def whole_number(value: str | int) -> int:
     """Return the whole number that an option's text says; typer also passes defaults, which are numbers."""
     text = str(value).strip()
@@ -86,10 +93,9 @@ ProfileFile = Annotated[
         "--profile", parser=file_path, metavar="FILE", help="A latency profile of your own instead of a shipped one."
     ),
 ]
-SloText = Annotated[
-    str | None,
-    typer.Option("--slo", metavar="LIMITS", help="Latency targets in seconds: ttft=0.4,tpot=0.1 (or 400ms, e2e=...)."),
-]
+SloOption = typer.Option(
+    "--slo", metavar="LIMITS", help="Latency targets in seconds: ttft=0.4,tpot=0.1 (or 400ms, e2e=...)."
+)
 WorkloadText = Annotated[
     str | None,
     typer.Option("--workload", "-w", metavar="LENGTHS", help="Prompt and output lengths. [default: sharegpt]"),
@@ -97,4 +103,7 @@ WorkloadText = Annotated[
 ArrivalsText = Annotated[
     str | None,
     typer.Option("--arrivals", metavar="PROCESS", help="poisson, gamma:cv=2 or constant. [default: poisson]"),
+]
+PrefillBatchingOption = Annotated[
+    PrefillBatching, typer.Option("--prefill-batching", help="Prefill batches up to the engine's limit, or up to Lm.")
 ]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dsim.cli.config import rerun_text
-from dsim.cli.inputs import by_option, introduction, profile_of, rate_per_s, seconds, whole
+from dsim.cli.inputs import by_option, introduction, prefill_limit, profile_of, rate_per_s, seconds, whole
 from dsim.cli.options import (
     ArrivalsText,
     Assignments,
@@ -25,10 +24,12 @@ from dsim.cli.options import (
     NoColor,
     OutputDirectory,
     Overwrite,
+    PrefillBatching,
+    PrefillBatchingOption,
     ProfileFile,
     Quiet,
     Seed,
-    SloText,
+    SloOption,
     WorkloadText,
     file_path,
     whole_number,
@@ -48,13 +49,6 @@ if TYPE_CHECKING:
 _REQUESTS, _WARMUP = 10_000, 1_000
 
 
-class PrefillBatching(enum.Enum):
-    """What limits the tokens of a prefill batch."""
-
-    ENGINE = "engine"
-    LM = "lm"
-
-
 def simulate(
     context: typer.Context,
     *,
@@ -68,7 +62,7 @@ def simulate(
     gpu: GpuName = None,
     engine: EngineName = None,
     profile: ProfileFile = None,
-    slo: SloText = None,
+    slo: Annotated[str | None, SloOption] = None,
     rate: Annotated[
         str | None, typer.Option("--rate", "-r", metavar="RATE", help="Requests per second of all instances together.")
     ] = None,
@@ -135,10 +129,7 @@ def simulate(
     decode_routing: Annotated[
         Routing, typer.Option("--decode-routing", help="Which decode instance pulls a prompt.")
     ] = Routing.LEAST_LOADED,
-    prefill_batching: Annotated[
-        PrefillBatching,
-        typer.Option("--prefill-batching", help="Prefill batches up to the engine's limit, or up to Lm."),
-    ] = PrefillBatching.ENGINE,
+    prefill_batching: PrefillBatchingOption = PrefillBatching.ENGINE,
     kv_blocks: Annotated[
         int | None,
         typer.Option(
@@ -194,7 +185,7 @@ def simulate(
         seed=seed,
         prefill_routing=prefill_routing,
         decode_routing=decode_routing,
-        prefill_token_limit=_prefill_limit(prefill_batching, used),
+        prefill_token_limit=prefill_limit(prefill_batching, used),
         log_steps=step_log,
         check=check,
         extrapolate=extrapolate,
@@ -311,19 +302,6 @@ def _with_kv_blocks(profile: Profile, placed: Placement, kv_blocks: int | None) 
     whole("--kv-blocks", kv_blocks, at_least=1)
     capacity = {pool.parallelism: kv_blocks * profile.block_tokens for pool in placed.pools}
     return replace(profile, kv_capacity_tokens={**profile.kv_capacity_tokens, **capacity})
-
-
-def _prefill_limit(batching: PrefillBatching, profile: Profile) -> int | None:
-    if batching is PrefillBatching.ENGINE:
-        return None
-    if profile.saturation_tokens is None:
-        raise InputError(
-            "--prefill-batching",
-            f"needs Lm, which profile {profile.name} does not have",
-            value=batching.value,
-            hint="add saturation_tokens to the profile, or use engine",
-        )
-    return profile.saturation_tokens
 
 
 def _traffic(asked: _Asked, profile: Profile, *, seed: int) -> _Traffic:

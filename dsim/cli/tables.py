@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from dsim.cli.output import Table
@@ -11,6 +12,8 @@ from dsim.pools import Role
 if TYPE_CHECKING:
     from dsim.result import Result
     from dsim.slo import Slo
+    from placement.result import SearchResult, Trial
+    from placement.statistics import Interval
 
 _STATISTICS = ("mean", "p50", "p90", "p95", "p99")
 _NAMES = {Role.PREFILL: "prefill", Role.DECODE: "decode", Role.COLOCATED: "colocated"}
@@ -87,3 +90,103 @@ def _pools(result: Result) -> Table:
             ]
         )
     return table
+
+
+def search_parts(result: SearchResult, *, num_gpus: int, confidence: float) -> list[Table | str]:
+    """Return the parts of a search's answer, in order."""
+    parts: list[Table | str] = []
+    if result.transient:
+        parts.append("goodput of finite runs from an empty system: a transient, not a rate that can be sustained")
+    parts.append("\n".join(_verdict(result, num_gpus=num_gpus)))
+    if result.complete:
+        parts.append(_trials(result, num_gpus=num_gpus, confidence=confidence))
+        parts += ["where the time to the first token goes at that rate, mean ms", _search_breakdown(result)]
+    parts.append("\n".join(_remarks(result)))
+    return parts
+
+
+def _verdict(result: SearchResult, *, num_gpus: int) -> list[str]:
+    best = result.best
+    lines = []
+    for kind, trial in (("disaggregated", best.disaggregated), ("colocated", best.colocated)):
+        if trial is not None and trial.goodput_per_gpu_per_s is not None:
+            lines.append(
+                f"best {kind}: {trial.placement.label} on {trial.num_gpus} GPUs, "
+                f"{_interval(trial.goodput_per_gpu_per_s)} requests/s per GPU"
+            )
+    if best.ratio is not None:
+        lines.append(f"disaggregated / colocated: {_interval(best.ratio)}")
+    total = result.most_total
+    if total is not None and total.total_per_s is not None:
+        copies = f"{total.replicas} x ({total.placement.label})" if total.replicas > 1 else total.placement.label
+        lines.append(f"most on {num_gpus} GPUs: {copies}, {_interval(total.total_per_s)} requests/s in total")
+    return lines or ["no placement sustains any rate within the limits"]
+
+
+def _trials(result: SearchResult, *, num_gpus: int, confidence: float) -> Table:
+    table = Table(
+        ["<placement", "GPUs", "requests/s per GPU", f"{confidence:.0%} interval", "<tied", f"total on {num_gpus}",
+         "TTFT met", "TPOT met", "<limited by", "<busy", "of saturation"]
+    )  # fmt: skip
+    for trial in result.complete:
+        goodput, total, operation = trial.goodput_per_gpu_per_s, trial.total_per_s, trial.operation
+        if goodput is None or total is None:
+            continue
+        table.rows.append(
+            [
+                trial.placement.label,
+                str(trial.num_gpus),
+                f"{goodput.best:.3f}",
+                f"{goodput.low:.3f} - {goodput.high:.3f}",
+                "=" if trial.tied else "",
+                f"{total.best:.2f}",
+                *([percent(operation.attainment[limit]) for limit in ("ttft", "tpot")] if operation else ["-", "-"]),
+                "-" if operation is None else _NAMES[operation.limiting],
+                "-" if operation is None else _busy(operation.utilization),
+                percent(trial.load),
+            ]
+        )
+    return table
+
+
+def _busy(utilization: Mapping[Role, float]) -> str:
+    return ", ".join(f"{role.value} {utilization[role]:.0%}" for role in Role if role in utilization)
+
+
+def _search_breakdown(result: SearchResult) -> Table:
+    table = Table(["<placement", *_PART_NAMES.values()])
+    for trial in (result.best.disaggregated, result.best.colocated):
+        if trial is not None and trial.operation is not None:
+            parts = trial.operation.ttft_parts_s
+            table.rows.append([trial.placement.label, *(milliseconds(parts.get(name)) for name in _PART_NAMES)])
+    return table
+
+
+def _remarks(result: SearchResult) -> list[str]:
+    """Return what else became of the candidates."""
+    states = [trial.state.value for trial in result.trials]
+    counts = ", ".join(
+        f"{states.count(state)} {what}"
+        for state, what in (
+            ("COMPLETE", "with an interval"),
+            ("PRUNED", "pruned as certainly worse"),
+            ("FAILED", "failed"),
+            ("INFEASIBLE", "infeasible"),
+        )
+        if state in states
+    )
+    lines = [f"{len(states)} placements: {counts}; {result.probes} runs of {result.requests:,} requests"]
+    lines += [f"infeasible, {len(found)}: {reason}" for reason, found in result.infeasible.items()]
+    lines += [f"failed: {trial.placement.label}: {'; '.join(trial.reasons)}" for trial in _failed(result)]
+    lines += [f"warning: {warning}" for warning in result.warnings]
+    if any(trial.tied for trial in result.complete[1:]):
+        lines.append("= tied: not significantly below the best")
+    return lines
+
+
+def _failed(result: SearchResult) -> list[Trial]:
+    return [trial for trial in result.trials if trial.state.value == "FAILED"]
+
+
+def _interval(interval: Interval) -> str:
+    return f"{interval.best:.3g} ({interval.low:.3g} - {interval.high:.3g})"

@@ -1,0 +1,483 @@
+"""`dsim search`: the placement that serves the most requests per GPU."""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import os
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from dsim.cli.config import rerun_text
+from dsim.cli.inputs import by_option, display_name, prefill_limit, profile_of, share, source_line, whole
+from dsim.cli.options import (
+    ArrivalsText,
+    Assignments,
+    Config,
+    DryRun,
+    EngineName,
+    Format,
+    FormatOption,
+    GpuName,
+    Jobs,
+    ModelName,
+    NoColor,
+    OutputDirectory,
+    Overwrite,
+    PrefillBatching,
+    PrefillBatchingOption,
+    ProfileFile,
+    Quiet,
+    Seed,
+    SloOption,
+    WorkloadText,
+    file_path,
+    whole_number,
+)
+from dsim.errors import InputError
+from dsim.options import Options
+from dsim.pools import Policy, Role
+from dsim.slo import parse_slo
+
+if TYPE_CHECKING:
+    from dsim.profile import Profile
+    from experiments.curves import Curve
+    from placement.result import SearchResult, Trial
+    from placement.runner import Progress
+    from placement.search import Question
+
+#: Rates of the curves, as shares of the best goodput per GPU.
+_CURVE_SHARES = (0.2, 0.35, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.25)
+
+
+class AffinityChoice(enum.Enum):
+    """As `placement.search.Affinity`, which takes long to import."""
+
+    HIGH = "high"
+    LOW = "low"
+
+
+class ModeChoice(enum.Enum):
+    """As `placement.search.Mode`, which takes long to import."""
+
+    DISAGGREGATED = "disaggregated"
+    COLOCATED = "colocated"
+    BOTH = "both"
+
+
+def search(
+    context: typer.Context,
+    *,
+    slo: Annotated[str, SloOption],
+    model: ModelName = None,
+    gpu: GpuName = None,
+    engine: EngineName = None,
+    profile: ProfileFile = None,
+    colocated_engine: Annotated[
+        str | None,
+        typer.Option(
+            "--colocated-engine",
+            metavar="NAME",
+            help="The engine of colocated placements. [default: vllm beside distserve, else --engine]",
+        ),
+    ] = None,
+    colocated_profile: Annotated[
+        Path | None,
+        typer.Option(
+            "--colocated-profile",
+            parser=file_path,
+            metavar="FILE",
+            help="A profile of your own for colocated placements.",
+        ),
+    ] = None,
+    gpus: Annotated[
+        int | None,
+        typer.Option("--gpus", parser=whole_number, metavar="N", help="At most this many GPUs. [default: one node]"),
+    ] = None,
+    nodes: Annotated[
+        int | None, typer.Option("--nodes", parser=whole_number, metavar="N", help="Whole nodes instead of --gpus.")
+    ] = None,
+    gpus_per_node: Annotated[
+        int | None,
+        typer.Option("--gpus-per-node", parser=whole_number, metavar="N", help="[default: what the GPU usually has]"),
+    ] = None,
+    workload: WorkloadText = None,
+    arrivals: ArrivalsText = None,
+    attainment: Annotated[
+        str, typer.Option("--attainment", metavar="SHARE", help="Share of requests within the limits, as 0.9 or 90%.")
+    ] = "0.9",
+    affinity: Annotated[
+        AffinityChoice, typer.Option("--affinity", help="high: KV crosses nodes fast; low: pairs stay within a node.")
+    ] = AffinityChoice.HIGH,
+    mode: Annotated[ModeChoice, typer.Option("--mode", help="Which kinds of placement compete.")] = ModeChoice.BOTH,
+    policy: Annotated[
+        list[Policy] | None,
+        typer.Option("--policy", help="A policy of colocated instances to try; may be repeated. [default: all]"),
+    ] = None,
+    prefill_batching: PrefillBatchingOption = PrefillBatching.ENGINE,
+    requests: Annotated[
+        int | None,
+        typer.Option(
+            "--requests",
+            "-n",
+            parser=whole_number,
+            metavar="N",
+            help="Goodput of finite runs of N requests, a transient, as papers report; not the sustainable rate.",
+        ),
+    ] = None,
+    top: Annotated[
+        int, typer.Option("--top", parser=whole_number, metavar="N", help="Placements reported with an interval.")
+    ] = 5,
+    precision: Annotated[
+        str, typer.Option("--precision", metavar="SHARE", help="Half width aimed for of the best intervals.")
+    ] = "0.03",
+    seed: Seed = 0,
+    jobs: Jobs = None,
+    output_format: FormatOption = Format.TABLE,
+    output_dir: OutputDirectory = None,
+    overwrite: Overwrite = False,
+    config: Config = None,
+    assignments: Assignments = None,
+    dry_run: DryRun = False,
+    quiet: Quiet = False,
+    no_color: NoColor = False,
+) -> int:
+    """Find the placement that serves the most requests per GPU within the latency targets."""
+    del config, assignments
+    whole("--seed", seed, at_least=0, at_most=2**32 - 1)
+    workers = _cores() if jobs is None else whole("--jobs", jobs, at_least=1, at_most=1024)
+    parse_slo(slo)
+    used = profile_of(model=model, gpu=gpu, engine=engine, file=profile)
+    colocated = _colocated_profile(used, engine=colocated_engine, file=colocated_profile)
+    asked = _Asked(
+        model=model,
+        workload="sharegpt" if workload is None else workload,
+        arrivals="poisson" if arrivals is None else arrivals,
+        used=used,
+        colocated=colocated,
+    )
+    try:
+        question = _question(
+            asked,
+            slo=slo,
+            cluster=_cluster(used, gpus=gpus, nodes=nodes, gpus_per_node=gpus_per_node),
+            attainment=share("--attainment", attainment),
+            precision=share("--precision", precision),
+            affinity=affinity,
+            mode=mode,
+            policies=tuple(dict.fromkeys(policy or Policy)),
+            prefill_token_limit=prefill_limit(prefill_batching, used),
+            num_requests=None if requests is None else whole("--requests", requests, at_least=10),
+            top=whole("--top", top, at_least=1, at_most=1000),
+            seed=seed,
+        )
+    except InputError as error:
+        raise by_option(error) from None
+    names = ["result.json", "trials.csv", "attainment.csv", "attainment.png", "config.yaml"]
+    if output_dir is not None:
+        from dsim.cli.output import OutputFolder
+
+        folder = OutputFolder(output_dir, overwrite=overwrite)
+        folder.check(names)
+    if dry_run:
+        _print_plan(asked, question, output_format=output_format, files=names if output_dir is not None else [])
+        return 0
+    with _progress_bar(quiet=quiet, no_color=no_color) as progress:
+        result, curves = _found(question, jobs=workers, progress=progress, draw=output_dir is not None)
+    answer = {**result.to_dict(), **_described(asked, question)}
+    if output_dir is not None:
+        from dsim.cli.output import to_csv, to_json
+
+        files: dict[str, str | bytes] = {
+            "result.json": to_json(answer),
+            "trials.csv": to_csv(answer["trials"]),
+            "config.yaml": rerun_text(context),
+        }
+        if curves:
+            from experiments.plots import attainment_png
+
+            files["attainment.csv"] = to_csv([row for curve in curves for row in curve.to_rows()])
+            files["attainment.png"] = attainment_png(curves, target=question.attainment, title=_title(asked, question))
+        folder.write(files)
+    _print(asked, question, result, answer, output_format=output_format, no_color=no_color)
+    if output_dir is not None:
+        from dsim.cli.output import note
+
+        note(f"wrote {', '.join(sorted(files))} to {output_dir}", quiet=quiet)
+    if result.is_feasible:
+        return 0
+    typer.echo(f"error: {_nothing_found(question, result)}", err=True)
+    return 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Asked:
+    """What the answer's heading says."""
+
+    model: str | None
+    workload: str
+    arrivals: str
+    used: Profile
+    colocated: Profile
+
+
+def _cores() -> int:
+    """Return the cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _colocated_profile(used: Profile, *, engine: str | None, file: Path | None) -> Profile:
+    """Return the profile of colocated placements: the measured one where the other engine only runs disaggregated."""
+    from dsim.profile_file import load_profile
+    from profiles.shipped import find_profile, shipped_profiles
+
+    if file is not None:
+        if engine is not None:
+            raise InputError(
+                "--colocated-engine", "does not go with --colocated-profile", hint="leave one of the two out"
+            )
+        other = load_profile(file)
+        for name, mine, theirs in (("model", used.model, other.model), ("GPU", used.gpu, other.gpu)):
+            if mine.name != theirs.name:
+                rule = f"is for {name} {theirs.name}, the other profile for {mine.name}"
+                raise InputError("--colocated-profile", rule, value=str(file), hint="give profiles of the same two")
+        return other
+    if engine is None:
+        beside = f"{used.model.name}-{used.gpu.name}-vllm"
+        if used.engine != "distserve" or beside not in dict(shipped_profiles()):
+            return used
+        engine = "vllm"
+    if engine == used.engine:
+        return used
+    try:
+        return find_profile(used.model.name, used.gpu.name, engine=engine)
+    except InputError as error:
+        raise InputError("--colocated-engine", error.rule, value=engine, hint=error.hint) from None
+
+
+def _cluster(used: Profile, *, gpus: int | None, nodes: int | None, gpus_per_node: int | None) -> tuple[int, int]:
+    """Return GPUs in all and GPUs of a node."""
+    per_node = used.gpu.gpus_per_node
+    if gpus_per_node is not None:
+        per_node = whole("--gpus-per-node", gpus_per_node, at_least=1, at_most=1024)
+    if nodes is None:
+        return (per_node if gpus is None else whole("--gpus", gpus, at_least=1, at_most=100_000)), per_node
+    if gpus is not None:
+        raise InputError("--nodes", "does not go with --gpus", value=nodes, hint="leave one of the two out")
+    return whole("--nodes", nodes, at_least=1, at_most=10_000) * per_node, per_node
+
+
+def _question(
+    asked: _Asked,
+    *,
+    slo: str,
+    cluster: tuple[int, int],
+    attainment: float,
+    precision: float,
+    affinity: AffinityChoice,
+    mode: ModeChoice,
+    policies: tuple[Policy, ...],
+    prefill_token_limit: int | None,
+    num_requests: int | None,
+    top: int,
+    seed: int,
+) -> Question:
+    from dsim.workload import Workload
+    from dsim.workload.parse import parse_arrivals, parse_workload
+    from placement.search import Affinity, Mode, Question
+
+    workload = Workload(parse_arrivals(asked.arrivals), parse_workload(asked.workload))
+    # Requests are drawn when they are needed: see now whether they can be.
+    workload.trace(num_requests=1, seed=seed, context_tokens=asked.used.model.context_tokens, rate_per_s=1.0)
+    return Question(
+        profiles={Role.PREFILL: asked.used, Role.DECODE: asked.used, Role.COLOCATED: asked.colocated},
+        workload=workload,
+        slo=parse_slo(slo),
+        attainment=attainment,
+        num_gpus=cluster[0],
+        gpus_per_node=cluster[1],
+        affinity=Affinity(affinity.value),
+        mode=Mode(mode.value),
+        policies=policies,
+        seed=seed,
+        top=top,
+        precision=precision,
+        num_requests=num_requests,
+        options=Options(seed=seed, prefill_token_limit=prefill_token_limit),
+    )
+
+
+def _found(question: Question, *, jobs: int, progress: Progress | None, draw: bool) -> tuple[SearchResult, list[Curve]]:
+    """Return the answer, and the curves of the best placements if they are to be drawn."""
+    from placement.runner import local_processes
+    from placement.search import search as run
+
+    with local_processes(jobs) as executor:
+        result = run(question, executor=executor, progress=progress)
+        best = [trial for trial in (result.best.disaggregated, result.best.colocated) if trial is not None]
+        if not draw or not best:
+            return result, []
+        from experiments.curves import Sampling, attainment_curves
+        from placement.probe import Scenario
+
+        scenario = Scenario(
+            question.profiles,
+            question.workload,
+            question.slo,
+            question.attainment,
+            seed=question.seed,
+            options=replace(question.options, track_itl=False),
+            transient=result.transient,
+        )
+        top_rate = max(trial.goodput_per_gpu_per_s.best for trial in best if trial.goodput_per_gpu_per_s is not None)
+        sampling = None
+        if question.num_requests is not None:
+            sampling = Sampling(warmup=0, counted=question.num_requests, replications=10)
+        curves = attainment_curves(
+            scenario,
+            [trial.placement for trial in best],
+            [top_rate * part for part in _CURVE_SHARES],
+            sampling=sampling,
+            executor=executor,
+            progress=progress,
+        )
+        return result, curves
+
+
+@contextlib.contextmanager
+def _progress_bar(*, quiet: bool, no_color: bool) -> Iterator[Progress | None]:
+    """Show on stderr how far the search is, where somebody looks."""
+    if quiet or not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import Progress as Bar
+
+    console = Console(stderr=True, no_color=no_color or None)
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("runs"),
+        TimeElapsedColumn(),
+    )
+    with Bar(*columns, console=console, transient=True) as bar:
+        task = bar.add_task("starting", total=None)
+
+        def hear(stage: str, done: int, total: int) -> None:
+            bar.update(task, description=stage, completed=done, total=total)
+
+        yield hear
+
+
+def _described(asked: _Asked, question: Question) -> dict[str, Any]:
+    """Return what the answer depends on, beside the question itself."""
+    slo = question.slo
+    return {
+        "model": asked.used.model.name,
+        "hugging_face": asked.used.model.hugging_face,
+        "gpu": asked.used.gpu.name,
+        "num_gpus": question.cluster.num_gpus,
+        "slo": {"ttft_s": slo.ttft_s, "tpot_s": slo.tpot_s, "e2e_s": slo.e2e_s},
+        "attainment_target": question.attainment,
+        "workload": asked.workload,
+        "arrivals": asked.arrivals,
+        "profiles": {
+            role.name.lower(): {"name": p.name, "engine": p.engine, "sha256": p.sha256, "source": p.source}
+            for role, p in question.profiles.items()
+            if role in question.roles
+        },
+        "seed": question.seed,
+    }
+
+
+def _introduction(asked: _Asked, question: Question) -> list[str]:
+    from dsim.cli.tables import percent
+
+    model = asked.used.model
+    name = f"{display_name(model)} ({model.hugging_face})"
+    lines = [f"{asked.model} = {name} on {asked.used.gpu.name}" if asked.model else f"{name} on {asked.used.gpu.name}"]
+    roles = {Role.PREFILL: "disaggregated", Role.COLOCATED: "colocated"}
+    for role, kind in roles.items():
+        if role in question.roles:
+            lines.append(f"{kind}: {source_line(question.profiles[role])}")
+    cluster = question.cluster
+    nodes = f"{_count(cluster.num_nodes, 'node')} of {cluster.gpus_per_node}"
+    lines.append(
+        f"at most {_count(cluster.num_gpus, 'GPU')} ({nodes}), {asked.workload} lengths, {asked.arrivals} arrivals, "
+        f"{percent(question.attainment)} of requests within {question.slo}, seed {question.seed}"
+    )
+    return lines
+
+
+def _title(asked: _Asked, question: Question) -> str:
+    return f"{display_name(asked.used.model)}, {asked.used.gpu.name}, {asked.workload}, {question.slo}"
+
+
+def _print_plan(asked: _Asked, question: Question, *, output_format: Format, files: list[str]) -> None:
+    from dsim.cli.output import emit, to_csv, to_json
+    from placement.search import candidates
+
+    count = len(candidates(question))
+    plan = {**_described(asked, question), "candidates": count, "files": files}
+    if output_format is Format.JSON:
+        emit(to_json(plan))
+    elif output_format is Format.CSV:
+        emit(to_csv([plan]))
+    else:
+        lines = [*_introduction(asked, question), f"would compare {count} placements"]
+        emit("\n".join([*lines, *([f"would write {', '.join(files)}"] if files else [])]) + "\n")
+
+
+def _print(
+    asked: _Asked,
+    question: Question,
+    result: SearchResult,
+    answer: dict[str, Any],
+    *,
+    output_format: Format,
+    no_color: bool,
+) -> None:
+    from dsim.cli.output import emit, show, to_csv, to_json, use_color
+
+    if output_format is Format.JSON:
+        emit(to_json(answer))
+    elif output_format is Format.CSV:
+        emit(to_csv(answer["trials"]))
+    else:
+        from dsim.cli.tables import search_parts
+
+        heading = "\n".join(_introduction(asked, question))
+        parts = search_parts(result, num_gpus=question.cluster.num_gpus, confidence=question.confidence)
+        show(heading, *parts, color=use_color(no_color=no_color))
+
+
+def _nothing_found(question: Question, result: SearchResult) -> str:
+    """Return why no placement will do, and what to change."""
+    cannot = [trial for trial in result.trials if trial.state.value == "INFEASIBLE"]
+    others = [trial for trial in result.trials if trial.state.value != "INFEASIBLE"]
+    gpus = _count(question.cluster.num_gpus, "GPU")
+    if not others:
+        reason = f" ({_reasons(cannot[0])})" if cannot else ""
+        remedy = "give more GPUs or another profile"
+        return f"--gpus: no placement of {question.model.name} can run on {gpus}{reason}; {remedy}"
+    return (
+        f"--slo: no placement on {gpus} serves any rate with {question.attainment:.4g} of the requests within "
+        f"{question.slo} ({_reasons(others[0])}); relax the limits, or give more GPUs"
+    )
+
+
+def _reasons(trial: Trial) -> str:
+    return f"{trial.placement.label}: {'; '.join(trial.reasons) or 'no rate'}"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
