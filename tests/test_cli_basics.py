@@ -33,7 +33,7 @@ def test_help_imports_nothing_heavy() -> None:
     assert "simulate" in run.stdout
 
 
-@pytest.mark.parametrize("command", ["simulate", "models", "gpus", "profiles"])
+@pytest.mark.parametrize("command", ["search", "simulate", "models", "gpus", "profiles"])
 def test_help_of_a_command_imports_nothing_heavy(command: str) -> None:
     run = fresh(
         f"import sys\nfrom dsim.cli import main\nmain(['{command}', '-h'])\n"

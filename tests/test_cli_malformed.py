@@ -129,6 +129,65 @@ SIMULATE = [
     ("--no-color", "=1", "--no-color: does not take a value"),
 ]
 
+SEARCH_GOOD = {"--model": "13b", "--slo": "ttft=0.4,tpot=0.1"}
+SEARCH = [
+    ("--model", "14b", "--model: '14b' is not a known model"),
+    ("--gpu", "a101", "--gpu: 'a101' is not a known GPU"),
+    ("--engine", "vlm", "--engine: 'vlm' has no latency profile"),
+    ("--profile", "{dir}/cut.yaml", "cut.yaml:"),
+    ("--colocated-engine", "vlm", "--colocated-engine: 'vlm' has no latency profile for opt-13b on a100-80g; did you"),
+    ("--colocated-engine", "", "--colocated-engine: '' has no latency profile"),
+    ("--colocated-profile", "{dir}/none.yaml", "none.yaml: does not exist"),
+    ("--colocated-profile", "", "--colocated-profile: '' must not be empty"),
+    ("--slo", "", "--slo: has an empty limit"),
+    ("--slo", "tftt=1", "--slo: 'tftt' is not a known key; did you mean 'ttft'?"),
+    ("--slo", "ttft=400,tpot=100", "write ttft=400ms for milliseconds or ttft=400s for seconds"),
+    ("--gpus", "0", "--gpus: 0 must be >= 1"),
+    ("--gpus", "-1", "--gpus: -1 must be >= 1"),
+    ("--gpus", "two", "--gpus: 'two' must be a whole number"),
+    ("--gpus", "nan", "--gpus: 'nan' must be a whole number"),
+    ("--gpus", "1000000", "--gpus: 1000000 must be <= 100000"),
+    ("--nodes", "0", "--nodes: 0 must be >= 1"),
+    ("--nodes", "x", "--nodes: 'x' must be a whole number"),
+    ("--gpus-per-node", "0", "--gpus-per-node: 0 must be >= 1"),
+    ("--gpus-per-node", "8.5", "--gpus-per-node: '8.5' must be a whole number"),
+    ("--workload", "{dir}/empty.csv", "empty.csv: is empty"),
+    ("--workload", "{dir}/cut.csv", "cut.csv:3: "),
+    ("--workload", "{dir}/long.csv", "must be at most the model's context of 2048"),
+    ("--workload", "fixed:2000,100", "--workload: prompt_tokens + output_tokens=2100 must be at most"),
+    ("--arrivals", "gamma:cv=-1", "--arrivals: 'gamma:cv=-1' is wrong"),
+    ("--attainment", "0", "--attainment: '0' must be above 0 and below 1; as in 0.9 or 90%"),
+    ("--attainment", "1", "--attainment: '1' must be above 0 and below 1"),
+    ("--attainment", "90", "--attainment: '90' must be above 0 and below 1; as in 0.9 or 90%"),
+    ("--attainment", "nan", "--attainment: 'nan' must be a finite number; as in 0.9 or 90%"),
+    ("--attainment", "most", "--attainment: 'most' is not a number; as in 0.9 or 90%"),
+    ("--attainment", "0.9x", "--attainment: '0.9x' has an unknown unit 'x'"),
+    ("--affinity", "medium", "--affinity: 'medium' is not one of 'high', 'low'"),
+    ("--mode", "all", "--mode: 'all' is not one of 'disaggregated', 'colocated', 'both'"),
+    ("--policy", "fcfs", "--policy: 'fcfs' is not one of 'orca', 'prefill-first'"),
+    ("--prefill-batching", "max", "--prefill-batching: 'max' is not one of 'engine', 'lm'"),
+    ("--requests", "5", "--requests: 5 must be >= 10"),
+    ("--requests", "-1", "--requests: -1 must be >= 10"),
+    ("--requests", "1e3", "--requests: '1e3' must be a whole number"),
+    ("--top", "0", "--top: 0 must be >= 1"),
+    ("--top", "all", "--top: 'all' must be a whole number"),
+    ("--precision", "0", "--precision: '0' must be above 0 and below 1"),
+    ("--precision", "-3%", "--precision: '-3%' must be above 0 and below 1"),
+    ("--seed", "-1", "--seed: -1 must be >= 0"),
+    ("--jobs", "0", "--jobs: 0 must be >= 1"),
+    ("--jobs", "-2", "--jobs: -2 must be >= 1"),
+    ("--jobs", "many", "--jobs: 'many' must be a whole number"),
+    ("--format", "xml", "--format: 'xml' is not one of 'table', 'json', 'csv'"),
+    ("--output-dir", "{dir}/good.csv", "good.csv' is no directory; give another path"),
+    ("--overwrite", "=1", "--overwrite: does not take a value"),
+    ("--config", "{dir}/none.yaml", "none.yaml: does not exist"),
+    ("--set", "gpu", "--set: 'gpu' is no assignment"),
+    ("--set", "gpus=0", "--set: gpus=0 must be >= 1"),
+    ("--dry-run", "=1", "--dry-run: does not take a value"),
+    ("--quiet", "=1", "--quiet: does not take a value"),
+    ("--no-color", "=1", "--no-color: does not take a value"),
+]
+
 # Options with a trace or a closed loop instead of a rate.
 OTHER_TRAFFIC = [
     (["--trace", ""], "--trace: '' must not be empty"),
@@ -185,15 +244,27 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
+def given(option: str, value: str | None, *, good: dict[str, str], folder: Path) -> list[str]:
+    """Return arguments that are good but for one."""
+    others = {name: text for name, text in good.items() if name != option}
+    if option == "--profile":
+        del others["--model"]
+    arguments = [part for name, text in others.items() for part in (name, text)]
+    if value is None:
+        return [*arguments, option]
+    filled = value.replace("{dir}", str(folder))
+    return [*arguments, option + filled if filled.startswith("=") else f"{option}={filled}"]
+
+
 @pytest.mark.parametrize(("option", "value", "words"), SIMULATE)
 def test_malformed_options_of_simulate(cli: Cli, folder: Path, option: str, value: str | None, words: str) -> None:
-    good = {name: text for name, text in GOOD.items() if name != option}
-    if option == "--profile":
-        del good["--model"]
-    arguments = [part for name, text in good.items() for part in (name, text)]
-    filled = None if value is None else value.replace("{dir}", str(folder))
-    given = [option] if filled is None else [option + filled if filled.startswith("=") else f"{option}={filled}"]
-    assert words in cli.refused("simulate", *arguments, *given)
+    assert words in cli.refused("simulate", *given(option, value, good=GOOD, folder=folder))
+    assert {path.name for path in folder.iterdir()} == set(FILES)
+
+
+@pytest.mark.parametrize(("option", "value", "words"), SEARCH)
+def test_malformed_options_of_search(cli: Cli, folder: Path, option: str, value: str | None, words: str) -> None:
+    assert words in cli.refused("search", *given(option, value, good=SEARCH_GOOD, folder=folder))
     assert {path.name for path in folder.iterdir()} == set(FILES)
 
 
@@ -204,19 +275,34 @@ def test_malformed_traffic_of_simulate(cli: Cli, folder: Path, arguments: list[s
     assert {path.name for path in folder.iterdir()} == set(FILES)
 
 
-def test_every_option_of_simulate_is_in_the_table() -> None:
+def options_of(name: str) -> set[str]:
+    command = typer.main.get_command(app).commands[name]  # type: ignore[attr-defined]
+    return {max(parameter.opts, key=len) for parameter in command.params} - {"--help"}
+
+
+def test_every_option_is_in_the_tables() -> None:
     """A new option needs a malformed value here."""
-    command = typer.main.get_command(app).commands["simulate"]  # type: ignore[attr-defined]
-    options = {max(parameter.opts, key=len) for parameter in command.params} - {"--help"}
-    tested = {option for option, _, _ in SIMULATE} | {part for parts, _ in OTHER_TRAFFIC for part in parts}
-    assert options - tested == set()
-    assert len(options) > 30
+    simulate = {option for option, _, _ in SIMULATE} | {part for parts, _ in OTHER_TRAFFIC for part in parts}
+    assert options_of("simulate") - simulate == set()
+    assert options_of("search") - {option for option, _, _ in SEARCH} == set()
+
+
+def test_gpus_and_nodes_exclude_each_other(cli: Cli) -> None:
+    good = [part for pair in SEARCH_GOOD.items() for part in pair]
+    assert cli.refused("search", *good, "--gpus", "2", "--nodes", "1") == (
+        "--nodes: 1 does not go with --gpus; leave one of the two out"
+    )
 
 
 @pytest.mark.parametrize("option", ["--model", "--placement"])
 def test_missing_options_are_named(cli: Cli, option: str) -> None:
     arguments = [part for name, text in GOOD.items() if name != option for part in (name, text)]
     assert cli.refused("simulate", *arguments).startswith(f"{option}: is needed")
+
+
+def test_a_search_needs_a_model_and_limits(cli: Cli) -> None:
+    assert cli.refused("search", "--slo", "ttft=0.4").startswith("--model: is needed; as in --model 13b")
+    assert cli.refused("search", "--model", "13b").startswith("--slo: is needed; see dsim search --help")
 
 
 def test_a_model_that_does_not_fit(cli: Cli) -> None:

@@ -126,9 +126,7 @@ def rerun_text(context: typer.Context) -> str:
         key = max(parameter.opts, key=len).removeprefix("--")
         value = context.params.get(parameter.name)
         if key not in _NOT_IN_FILES | _NOT_THE_RUN and value is not None and value is not False and value != []:
-            options[key] = (
-                value.value if isinstance(value, enum.Enum) else str(value) if isinstance(value, Path) else value
-            )
+            options[key] = _plain(value)
     return f"# dsim {__version__}\n" + yaml.safe_dump(options, sort_keys=False, allow_unicode=True)
 
 

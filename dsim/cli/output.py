@@ -43,8 +43,11 @@ def to_csv(rows: Sequence[Mapping[str, object]]) -> str:
     """Return the rows as CSV with a header line; nested values get dotted column names."""
     flat = [dict(_flat(row)) for row in rows]
     columns = list(dict.fromkeys(name for row in flat for name in row))
+    # A nested value that is null in one row and an object in another has its columns from the latter.
+    parents = {name.rpartition(".")[0] for name in columns}
+    columns = [name for name in columns if name not in parents]
     text = io.StringIO()
-    writer = csv.DictWriter(text, columns, lineterminator="\n", restval="")
+    writer = csv.DictWriter(text, columns, lineterminator="\n", restval="", extrasaction="ignore")
     writer.writeheader()
     writer.writerows(flat)
     return text.getvalue()

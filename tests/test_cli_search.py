@@ -1,0 +1,201 @@
+"""`dsim search`: what it prints and writes."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from dsim.cli.search import AffinityChoice, ModeChoice
+from placement.search import Affinity, Mode
+from tests.cli import Cli
+
+SCHEMA = json.loads((Path(__file__).parents[1] / "docs/schema/search.schema.json").read_text())
+#: Finite runs of few short requests on two GPUs: a second, and wide intervals.
+QUICK = [
+    "search",
+    "-m",
+    "13b",
+    "--slo",
+    "ttft=0.4,tpot=0.1",
+    "--gpus",
+    "2",
+    "-n",
+    "50",
+    "--precision",
+    "30%",
+    "--top",
+    "2",
+]
+QUICK += ["--policy", "orca", "-w", "fixed:512,16", "-j", "1"]
+
+
+def answer(cli: Cli, *arguments: str, code: int = 0) -> dict[str, Any]:
+    """Return the JSON object that a search prints, checked against the schema."""
+    run = cli(*arguments, "--format", "json")
+    assert run.code == code, run.err
+    result: dict[str, Any] = json.loads(run.out)
+    jsonschema.validate(result, SCHEMA)
+    return result
+
+
+@pytest.mark.parametrize(("light", "real"), [(AffinityChoice, Affinity), (ModeChoice, Mode)])
+def test_the_choices_are_those_of_the_search(light: type[AffinityChoice], real: type[Affinity]) -> None:
+    assert [choice.value for choice in light] == [choice.value for choice in real]
+
+
+def test_json_follows_the_schema(cli: Cli) -> None:
+    result = answer(cli, *QUICK)
+    best = result["best"]
+    assert best["disaggregated"]["placement"] == "1xP:tp1pp1 + 1xD:tp1pp1"
+    assert best["disaggregated"]["state"] == "COMPLETE"
+    assert best["disaggregated"]["reasons"] == []
+    assert best["colocated"]["policy"] == "orca"
+    goodput = best["colocated"]["goodput_per_gpu_per_s"]
+    assert 0 < goodput["low"] <= goodput["best"] <= goodput["high"]
+    assert best["ratio"]["low"] < best["ratio"]["high"]
+    assert {trial["state"] for trial in result["trials"]} <= {"COMPLETE", "PRUNED", "INFEASIBLE", "FAILED"}
+    assert all(trial["reasons"] for trial in result["trials"] if trial["state"] != "COMPLETE")
+    assert result["transient"] is True
+    assert result["profiles"]["decode"]["engine"] == "distserve"
+    assert result["profiles"]["colocated"]["engine"] == "vllm"
+
+
+def test_the_steady_state_is_the_default(cli: Cli) -> None:
+    arguments = [part for part in QUICK if part not in ("-n", "50")]
+    assert answer(cli, *arguments, "--mode", "disaggregated")["transient"] is False
+
+
+def test_the_table_says_what_a_planner_asks(cli: Cli) -> None:
+    run = cli(*QUICK)
+    assert (run.code, run.err) == (0, "")
+    for words in (
+        "13b = OPT-13B (facebook/opt-13b) on a100-80g",
+        "disaggregated: profile opt-13b-a100-80g-distserve [",
+        "colocated: profile opt-13b-a100-80g-vllm [",
+        "at most 2 GPUs (1 node of 8), fixed:512,16 lengths, poisson arrivals, 90.0% of requests within ttft=0.4",
+        "a transient, not a rate that can be sustained",
+        "best disaggregated: 1xP:tp1pp1 + 1xD:tp1pp1 on 2 GPUs, ",
+        "best colocated: ",
+        "disaggregated / colocated: ",
+        "most on 2 GPUs: ",
+        "requests/s per GPU",
+        "95% interval",
+        "limited by",
+        "of saturation",
+        "decode admission",
+        "placements: ",
+    ):
+        assert words in run.out
+
+
+def test_the_mode_says_which_kinds_compete(cli: Cli) -> None:
+    colocated = answer(cli, *QUICK, "--mode", "colocated")
+    assert colocated["best"]["disaggregated"] is None
+    assert list(colocated["profiles"]) == ["colocated"]
+    assert all(trial["placement"].endswith("C:tp1pp1") or "C:" in trial["placement"] for trial in colocated["trials"])
+
+
+def test_same_seed_same_answer_whatever_the_jobs(cli: Cli) -> None:
+    arguments = [*QUICK, "--mode", "disaggregated", "--format", "json"]
+    assert cli(*arguments).out == cli(*arguments, "-j", "2").out
+
+
+def test_infeasible_placements_say_why(cli: Cli) -> None:
+    result = answer(cli, *QUICK, "-m", "66b", "--gpus", "3", "--slo", "ttft=2,tpot=0.3")
+    reasons = {trial["placement"]: trial["reasons"] for trial in result["trials"] if trial["state"] == "INFEASIBLE"}
+    assert any("weights of 131.4 GB leave no room" in reason for reason in reasons["1xC:tp1pp1"])
+    assert any("no coefficients for tp=1" in reason for reason in reasons["1xC:tp1pp1"])
+
+
+def test_no_placement_can_run(cli: Cli) -> None:
+    arguments = ["search", "-m", "66b", "--slo", "ttft=2,tpot=0.3", "--gpus", "1"]
+    result = answer(cli, *arguments, code=3)
+    assert result["best"] == {"disaggregated": None, "colocated": None, "ratio": None}
+    run = cli(*arguments)
+    assert run.code == 3
+    assert run.err.count("\n") == 1
+    assert run.err.startswith("error: --gpus: no placement of opt-66b can run on 1 GPU (1xC:tp1pp1")
+    assert "give more GPUs" in run.err
+
+
+def test_no_placement_meets_the_limits(cli: Cli) -> None:
+    run = cli(*QUICK, "--slo", "ttft=1ms,tpot=0.1")
+    assert run.code == 3
+    assert run.err.count("\n") == 1
+    assert run.err.startswith("error: --slo: no placement on 2 GPUs serves any rate with 0.9 of the requests within ")
+    assert run.err.endswith("; relax the limits, or give more GPUs\n")
+    assert "no placement sustains any rate within the limits" in run.out
+
+
+def test_output_files_hold_the_same_result_and_run_again(cli: Cli, tmp_path: Path) -> None:
+    folder = tmp_path / "out"
+    run = cli(*QUICK, "-o", str(folder), "--format", "json")
+    assert run.code == 0
+    assert run.err == f"wrote attainment.csv, attainment.png, config.yaml, result.json, trials.csv to {folder}\n"
+    result = json.loads(run.out)
+    assert json.loads((folder / "result.json").read_text()) == result
+    with (folder / "trials.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [row["placement"] for row in rows] == [trial["placement"] for trial in result["trials"]]
+    assert float(rows[0]["goodput_per_gpu_per_s.best"]) == result["trials"][0]["goodput_per_gpu_per_s"]["best"]
+    assert "goodput_per_gpu_per_s" not in rows[0]
+    with (folder / "attainment.csv").open() as file:
+        curve = list(csv.DictReader(file))
+    assert len({row["placement"] for row in curve}) == 2
+    first, last = float(curve[0]["attainment.both"]), float(curve[9]["attainment.both"])
+    assert first > last
+    assert (folder / "attainment.png").read_bytes().startswith(b"\x89PNG\r\n")
+    assert cli("search", "-c", str(folder / "config.yaml"), "-j", "1", "--format", "json").out == run.out
+    assert cli.refused(*QUICK, "-o", str(folder)).startswith(f"--output-dir: '{folder}' already has result.json, ")
+
+
+def test_a_dry_run_counts_the_candidates(cli: Cli, tmp_path: Path) -> None:
+    run = cli(*QUICK, "--dry-run", "-o", str(tmp_path / "out"))
+    assert run.code == 0
+    assert "would compare 5 placements" in run.out
+    assert not (tmp_path / "out").exists()
+    assert json.loads(cli(*QUICK, "--dry-run", "--format", "json").out)["candidates"] == 5
+
+
+def test_nodes_and_gpus_per_node(cli: Cli) -> None:
+    plan = json.loads(cli(*QUICK[:5], "--nodes", "2", "--gpus-per-node", "3", "--dry-run", "--format", "json").out)
+    assert plan["num_gpus"] == 6
+    assert json.loads(cli(*QUICK[:5], "--dry-run", "--format", "json").out)["num_gpus"] == 8
+
+
+def test_engines_of_the_two_kinds(cli: Cli) -> None:
+    def engines(*arguments: str) -> dict[str, str]:
+        plan = json.loads(cli(*QUICK[:5], *arguments, "--dry-run", "--format", "json").out)
+        return {role: profile["engine"] for role, profile in plan["profiles"].items()}
+
+    assert engines() == {"prefill": "distserve", "decode": "distserve", "colocated": "vllm"}
+    assert engines("--engine", "vllm") == {"prefill": "vllm", "decode": "vllm", "colocated": "vllm"}
+    assert engines("--colocated-engine", "distserve")["colocated"] == "distserve"
+
+
+def test_profiles_of_your_own(cli: Cli, tmp_path: Path) -> None:
+    data = Path(__file__).parents[1] / "profiles/data"
+    own = tmp_path / "mine.yaml"
+    own.write_bytes((data / "opt-13b-a100-80g-vllm.yaml").read_bytes())
+    run = cli("search", "--profile", str(own), "--slo", "ttft=0.4,tpot=0.1", "--dry-run")
+    assert "colocated: profile opt-13b-a100-80g-vllm [" in run.out
+    assert run.out.startswith("OPT-13B (facebook/opt-13b) on a100-80g\n")
+    other = data / "opt-66b-a100-80g-vllm.yaml"
+    error = cli.refused(*QUICK, "--colocated-profile", str(other))
+    assert error.startswith(f"--colocated-profile: '{other}' is for model opt-66b, the other profile for opt-13b")
+
+
+def test_options_from_a_file(cli: Cli, tmp_path: Path) -> None:
+    path = tmp_path / "search.yaml"
+    path.write_text("model: 13b\nslo: {ttft: 0.4, tpot: 0.1}\ngpus: 2\npolicy: [orca, chunked]\nattainment: 0.95\n")
+    plan = json.loads(cli("search", "-c", str(path), "--dry-run", "--format", "json").out)
+    assert plan["attainment_target"] == 0.95
+    # One pair, and one or two colocated instances of tp 1, one of tp 2 and of pp 2, under orca and three token budgets.
+    assert plan["candidates"] == 1 + 4 * 4
+    path.write_text("model: 13b\nslo: {ttft: 0.4, tpot: 0.1}\ngpus: 0\n")
+    assert cli.refused("search", "-c", str(path)) == f"{path}:3: gpus=0 must be >= 1"
