@@ -1,0 +1,63 @@
+"""Ctrl-C: prompt, silent, with nothing left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+LONG = {
+    "simulate": ["simulate", "-m", "13b", "-p", "1xP:tp2pp1 + 1xD:tp1pp1", "--rate", "3", "-n", "100000000"],
+    "search": ["search", "-m", "13b", "--slo", "ttft=0.4,tpot=0.1", "-j", "2", "--precision", "0.0001"],
+}
+
+
+def processes_of(group: int) -> list[str]:
+    """Return the process ids in a process group, zombies left out."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = stat.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        if int(fields[2]) == group and fields[0] != "Z":
+            found.append(stat.parent.name)
+    return found
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="reads /proc")
+@pytest.mark.parametrize("command", sorted(LONG))
+@pytest.mark.parametrize("after_s", [0.5, 4.0])
+def test_an_interrupt_ends_everything_promptly(command: str, after_s: float, tmp_path: Path) -> None:
+    folder = tmp_path / "out"
+    process = subprocess.Popen(
+        [sys.executable, "-m", "dsim", *LONG[command], "-o", str(folder)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        time.sleep(after_s)
+        assert process.poll() is None
+        # As a terminal does: the whole process group gets it.
+        os.killpg(process.pid, signal.SIGINT)
+        start_s = time.perf_counter()
+        out, err = process.communicate(timeout=30)
+        took_s = time.perf_counter() - start_s
+        assert (process.returncode, out, err) == (130, "", "")
+        assert took_s < 3
+        # Python's resource tracker ends by itself, a moment after its last user.
+        while processes_of(process.pid) and time.perf_counter() - start_s < 5:
+            time.sleep(0.05)
+        assert processes_of(process.pid) == []
+        assert not folder.exists()
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.communicate()
