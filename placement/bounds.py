@@ -117,13 +117,12 @@ def upper_bounds(placement: Placement, case: Case) -> tuple[Bound, ...]:
     the limits alone bounds attainment; a pool whose work arrives faster than it can be done at the best batching has a
     growing backlog; so has a link.
     """
-    bounds = [_idle_bound(placement, case)]
+    bounds = [idle_bound(placement, case)]
     if placement.is_colocated:
-        pool = placement.pools[0]
-        bounds.append(_capacity("colocated capacity", pool, case.once(_colocated_work_s, pool)))
+        bounds.append(pool_capacity(placement.pools[0], case))
     else:
         prefill, decode = placement.pool(Role.PREFILL), placement.pool(Role.DECODE)
-        bounds.append(_capacity("prefill capacity", prefill, case.once(_prefill_work_s, prefill)))
+        bounds.append(pool_capacity(prefill, case))
         handed = _handed_over(case)
         transfer_s = _lower_mean(_transfer_s(placement, case)[handed]) * float(np.mean(handed))
         driver_s = case.once(_decode_driver_work_s, decode) + (transfer_s if case.handover.stalls_decode else 0.0)
@@ -135,6 +134,34 @@ def upper_bounds(placement: Placement, case: Case) -> tuple[Bound, ...]:
     return tuple(sorted(bounds, key=lambda bound: bound.rate_per_s))
 
 
+def idle_bound(placement: Placement, case: Case) -> Bound:
+    """Return the bound that also holds for a finite run: 0 if too few requests meet the limits alone, else infinity."""
+    share = idle_attainment(placement, case)
+    error = math.sqrt(share * (1 - share) / len(case.sample.prompt_tokens))
+    impossible = share + _MARGIN * error < case.target
+    return Bound(f"alone on an idle system {share:.1%} meet the limits", 0.0 if impossible else math.inf)
+
+
+def headroom(placement: Placement, case: Case) -> float:
+    """Return a guess, from 0 to 1, of the share of its capacity that a placement may use: where to look, not a bound.
+
+    The fewer requests miss the limits alone, the more of them may miss because of others.
+    """
+    spare = (idle_attainment(placement, case) - case.target) / (1 - case.target)
+    return math.sqrt(min(max(spare, 0.01), 1.0))
+
+
+def pool_capacity(pool: Pool, case: Case) -> Bound:
+    """Return the rate beyond which the work of a pool, transfers apart, piles up."""
+    if pool.role is Role.DECODE:
+        step_s, driver_s = case.once(_decode_step_work_s, pool), case.once(_decode_driver_work_s, pool)
+        work_s = driver_s + step_s if pool.parallelism.pp == 1 else max(driver_s, step_s)
+        return _capacity("decode capacity", pool, work_s)
+    if pool.role is Role.PREFILL:
+        return _capacity("prefill capacity", pool, case.once(_prefill_work_s, pool))
+    return _capacity("colocated capacity", pool, case.once(_colocated_work_s, pool))
+
+
 def idle_attainment(placement: Placement, case: Case) -> float:
     """Return the share of the sampled requests that meet all limits when each is served alone."""
     ttft_s, tpot_s, e2e_s = _alone(placement, case)
@@ -143,13 +170,6 @@ def idle_attainment(placement: Placement, case: Case) -> float:
     slack = 1 + 1e-9
     met = (ttft_s <= slo.ttft_s * slack) & (tpot_s <= slo.tpot_s * slack) & (e2e_s <= slo.e2e_s * slack)
     return float(np.mean(met))
-
-
-def _idle_bound(placement: Placement, case: Case) -> Bound:
-    share = idle_attainment(placement, case)
-    error = math.sqrt(share * (1 - share) / len(case.sample.prompt_tokens))
-    impossible = share + _MARGIN * error < case.target
-    return Bound(f"alone on an idle system {share:.1%} meet the limits", 0.0 if impossible else math.inf)
 
 
 def _capacity(name: str, pool: Pool, work_s: float) -> Bound:
@@ -238,9 +258,9 @@ def _prefill_work_s(pool: Pool, case: Case) -> float:
 def _decode_step_work_s(pool: Pool, case: Case) -> float:
     """Return a lower limit of the time a request takes of its decode instance, driver apart; 0 where unknown.
 
-    With pp stages, K launches of a request keep each stage busy for 1/pp of their time. They also keep its KV: a step of
-    S tokens that takes T holds S·T of the cache's tokens times seconds, and the more launches share the context, the
-    fewer that is. So the least time is the larger of the two at the number of launches that suits it best.
+    With pp stages, K launches of a request keep each stage busy for 1/pp of their time. They also keep its KV: a step
+    of S tokens that takes T holds S·T of the cache's tokens times seconds, and the more launches share the context,
+    the fewer that is. So the least time is the larger of the two at the number of launches that suits it best.
     """
     profile, pp = case.profiles[pool.role], pool.parallelism.pp
     latency = profile.latency_at(pool.parallelism.tp)
@@ -317,15 +337,16 @@ def _least_launches(steps: float, contexts: float, kv_tokens: float, requests: f
 def _decode_steps_s(latency: AffineLatency, steps: float, launches: float, contexts: float, requests: float) -> float:
     """Return the least step time of `steps` tokens of a request in `launches` launches.
 
-    A launch of B costs at least f(B) + b·S with f convex (the lower hull over all batch sizes); by Jensen K launches of N
-    tokens cost at least K·f(N/K), which falls no further as K grows because f(0) >= 0.
+    A launch of B costs at least f(B) + b·S with f convex (the lower hull over all batch sizes); by Jensen K launches of
+    N tokens cost at least K·f(N/K), which falls no further as K grows because f(0) >= 0.
     """
     if steps <= 0:
         return 0.0
     sizes, floor_s, slope_s = _hull(latency, requests)
     mean_batch = min(max(steps / launches, 1.0), requests)
     if mean_batch > sizes[-1]:
-        floor = floor_s[-1] + (mean_batch - sizes[-1]) * (floor_s[-1] - floor_s[-2]) / (sizes[-1] - sizes[-2])
+        growth_s = float((floor_s[-1] - floor_s[-2]) / (sizes[-1] - sizes[-2]))
+        floor = float(floor_s[-1]) + (mean_batch - float(sizes[-1])) * growth_s
     else:
         floor = float(np.interp(mean_batch, sizes, floor_s))
     return steps / mean_batch * floor + slope_s * contexts

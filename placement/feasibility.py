@@ -57,9 +57,8 @@ def _division(pool: Pool, profile: Profile) -> list[str]:
     model, tp, pp = profile.model, pool.parallelism.tp, pool.parallelism.pp
     found = []
     if not divides_heads(model, tp):
-        found.append(
-            f"tp={tp} does not divide the {model.attention_heads} attention and {model.kv_heads} KV heads of {model.name}"
-        )
+        heads = f"{model.attention_heads} attention and {model.kv_heads} KV heads"
+        found.append(f"tp={tp} does not divide the {heads} of {model.name}")
     if model.layers % pp:
         found.append(f"pp={pp} does not divide the {model.layers} layers of {model.name}")
     return found

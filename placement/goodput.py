@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -282,7 +283,7 @@ class Estimator:
 
     def _is_monotone(self, means: Sequence[tuple[float, float]]) -> bool:
         """Return whether attainment never rises from one rate to the next by more than its paired error."""
-        for (rate, mean), (faster, above) in zip(means, means[1:], strict=False):
+        for (rate, mean), (faster, above) in itertools.pairwise(means):
             rises = [self.seen[faster][i].sustained - self.seen[rate][i].sustained for i in range(self.replications)]
             if above > mean + 0.01 and mean_interval(rises, confidence=0.99).low > 0:
                 return False

@@ -23,6 +23,8 @@ from placement.goodput import Observation
 
 #: Batches of successive requests from whose means the error of one run's attainment is taken.
 _BATCHES = 15
+#: Share of the requests after whose arrival an overloaded placement is taken to be full.
+_FILLING = 0.4
 
 
 class Source(Protocol):
@@ -89,7 +91,7 @@ class Outcome:
         attainment: shares that met all limits, the TTFT limit, the TPOT limit.
         utilization: by role.
         parts_s: mean seconds of the parts of TTFT.
-        throughput_per_s: completed requests per second.
+        throughput_per_s: completed requests per second while requests arrived, the first part of the run left out.
         failure: why the run broke off, None if it did not.
     """
 
@@ -143,8 +145,17 @@ def _outcome(scenario: Scenario, probe: Probe, result: Result) -> Outcome:
         attainment=(shares.both, shares.ttft, shares.tpot),
         utilization=tuple(sorted(result.utilization.items(), key=lambda item: item[0].name)),
         parts_s=tuple(result.ttft_parts_s().items()) if probe.phase is None else (),
-        throughput_per_s=result.throughput_per_s,
+        throughput_per_s=_throughput_per_s(result),
     )
+
+
+def _throughput_per_s(result: Result) -> float:
+    """Return completions per second during the arrivals; of an overloaded run, the most that the placement can do."""
+    arrivals, ends = result.columns["arrival_s"], result.columns["last_token_s"]
+    start_s, stop_s = float(arrivals[int(_FILLING * len(arrivals))]), float(arrivals[-1])
+    if stop_s <= start_s:
+        return 0.0
+    return float(np.count_nonzero((ends > start_s) & (ends <= stop_s))) / (stop_s - start_s)
 
 
 def _error(met: np.ndarray) -> float:

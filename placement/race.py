@@ -16,7 +16,8 @@ from placement.probe import Outcome, Probe
 from placement.runner import Runner
 
 #: Attainment that a run may miss the target by before it is stopped as certainly failed.
-_SLACK: Final = 0.15
+SLACK: Final = 0.15
+BRIEF_SLACK: Final = 0.25
 _SEEDING_SLACK: Final = 0.5
 #: A short run fails for certain if it is below the target by more than so many standard errors, each of at least
 #: `_DOUBT`: the errors of a short run near saturation are themselves underestimated.
@@ -45,6 +46,8 @@ class Entrant:
 
     Args:
         bounds: analytic upper bounds, tightest first.
+        capacity_per_s, headroom: upper guess of its rate, infinite where unknown, and of the share of it that it may
+            use: where to look, never a reason to prune.
         worth: share of the cluster's GPUs that copies of it can use, for the race for the largest total.
         failed: lowest rate that it cannot sustain, and why.
         estimator: seeks its goodput, once it has passed where its rivals are.
@@ -53,6 +56,8 @@ class Entrant:
 
     placement: Placement
     bounds: tuple[Bound, ...]
+    capacity_per_s: float = math.inf
+    headroom: float = 1.0
     worth: float = 1.0
     failed: float = math.inf
     failed_by: str = ""
@@ -80,10 +85,12 @@ class Entrant:
 
     @property
     def expected(self) -> float:
-        """Goodput per GPU guessed from the bound."""
+        """Goodput per GPU guessed from the capacity."""
+        if not math.isfinite(self.capacity_per_s):
+            return self.headroom
         pipelined = any(pool.parallelism.pp > 1 for pool in self.placement.pools)
-        bound = self.bounds[0].rate_per_s / self.num_gpus
-        return (bound if math.isfinite(bound) else 1.0) * (_EXPECTED_PIPELINED if pipelined else _EXPECTED)
+        share = _EXPECTED_PIPELINED if pipelined else _EXPECTED
+        return self.capacity_per_s / self.num_gpus * share * self.headroom
 
     def note_failed(self, rate: float, why: str) -> None:
         """Note that it cannot sustain this rate per GPU."""
@@ -112,13 +119,15 @@ class Race:
     kept for later contests.
 
     Args:
-        short: horizon of the brief runs. From an empty system, they err on the side of passing.
+        weeding: horizon and slack of the brief runs, shortest first. They start from an empty system and so err on the
+            side of passing.
         long: horizon of the others.
+        sampling: replications on which candidates are compared.
     """
 
     runner: Runner
     target: float
-    short: Horizon
+    weeding: Sequence[tuple[Horizon, float]]
     long: Horizon
     sampling: Sampling
     pools: dict[Pool, _PoolAlone] = field(default_factory=dict)
@@ -166,7 +175,8 @@ class Race:
         """
         first = queue[: max(_ABREAST, 2 * count)]
         rate = statistics.median(entrant.expected for entrant in first)
-        probes = [self._short(e, rate * e.num_gpus, None, slack=_SEEDING_SLACK) for e in first]
+        horizon = self.weeding[-1][0] if self.weeding else self.long
+        probes = [self._weed(e, rate * e.num_gpus, horizon, _SEEDING_SLACK) for e in first]
         outcomes = self.runner.run(probes, stage="racing")
         met = {e: outcome.observation.sustained for e, outcome in zip(first, outcomes, strict=True)}
         return sorted(first, key=lambda e: (-met[e], first.index(e)))[:count]
@@ -196,22 +206,20 @@ class Race:
             start = rate * entrant.num_gpus
         estimator = Estimator(self.target, start, entrant.bounds[0].rate_per_s, self.sampling)
         if rate > 0:
-            ask = Ask(start, 0)
-            probe = self.probe(entrant, ask, slack=_SLACK)
-            (outcome,) = yield [probe]
-            seen = outcome.observation
-            if outcome.failure is not None:
-                entrant.failure = outcome.failure
+            asks = estimator.ask()
+            outcomes = yield [self.probe(entrant, ask, slack=SLACK) for ask in asks]
+            entrant.failure = next((outcome.failure for outcome in outcomes if outcome.failure is not None), None)
+            if entrant.failure is not None:
                 return
-            if seen.sustained < self.target - _TIED:
-                at_most = "at most " if seen.stopped_early else ""
-                unstable = "" if seen.stable else " and a growing backlog"
-                entrant.note_failed(
-                    rate, f"attainment {at_most}{seen.attainment:.1%}{unstable} on the requests of its rivals"
-                )
+            seen = [outcome.observation for outcome in outcomes]
+            mean = sum(observation.sustained for observation in seen) / len(seen)
+            if mean < self.target - _TIED:
+                at_most = "at most " if any(observation.stopped_early for observation in seen) else ""
+                entrant.note_failed(rate, f"attainment {at_most}{mean:.1%} on the requests of its rivals")
                 return
-            entrant.outcomes[ask] = outcome
-            estimator.tell(ask, seen)
+            for ask, outcome in zip(asks, outcomes, strict=True):
+                entrant.outcomes[ask] = outcome
+                estimator.tell(ask, outcome.observation)
         while asks := estimator.ask():
             outcomes = yield [self.probe(entrant, ask) for ask in asks]
             for ask, outcome in zip(asks, outcomes, strict=True):
@@ -224,14 +232,15 @@ class Race:
 
     def _check_prefill(self, entrant: Entrant, rate: float) -> Examination:
         """Run the prefill pool alone, which costs a third of a joint run and settles every placement that has it."""
-        if entrant.placement.is_colocated:
+        if entrant.placement.is_colocated or not self.weeding:
             return
+        horizon, slack = self.weeding[-1]
         pool = entrant.placement.pool(Role.PREFILL)
         alone = self.pools.setdefault(pool, _PoolAlone())
         rate_per_s = rate * entrant.num_gpus
         if alone.passed < rate_per_s < alone.failed:
-            (outcome,) = yield [self._short(entrant, rate_per_s, Role.PREFILL)]
-            if _certainly_fails(outcome, self.target):
+            (outcome,) = yield [self._weed(entrant, rate_per_s, horizon, slack, Role.PREFILL)]
+            if self._certainly_fails(outcome, slack):
                 alone.failed = min(alone.failed, rate_per_s)
             elif outcome.observation.attainment >= self.target:
                 alone.passed = max(alone.passed, rate_per_s)
@@ -239,19 +248,35 @@ class Race:
             entrant.note_failed(alone.failed / entrant.num_gpus, f"{pool} alone misses the TTFT limit")
 
     def _check_briefly(self, entrant: Entrant, rate: float) -> Examination:
-        (outcome,) = yield [self._short(entrant, rate * entrant.num_gpus, None)]
-        entrant.failure = outcome.failure
-        if outcome.failure is None and _certainly_fails(outcome, self.target):
-            seen = outcome.observation
-            at_most = "at most " if seen.stopped_early else ""
-            entrant.note_failed(rate, f"attainment {at_most}{seen.attainment:.1%} in a short run")
+        for horizon, slack in self.weeding:
+            (outcome,) = yield [self._weed(entrant, rate * entrant.num_gpus, horizon, slack)]
+            entrant.failure = outcome.failure
+            if outcome.failure is not None:
+                return
+            if self._certainly_fails(outcome, slack):
+                seen = outcome.observation
+                at_most = "at most " if seen.stopped_early else ""
+                entrant.note_failed(rate, f"attainment {at_most}{seen.attainment:.1%} in a short run")
+                return
 
-    def _short(
-        self, entrant: Entrant, rate_per_s: float, phase: Role | None, slack: float = _SLACK
+    def _certainly_fails(self, outcome: Outcome, slack: float) -> bool:
+        """Return whether a run was stopped early, or fell short by more than its error where the slack is small."""
+        seen = outcome.observation
+        doubt = max(_SURE * max(outcome.error, _DOUBT), slack if slack > SLACK else 0.0)
+        return seen.stopped_early or seen.attainment + doubt < self.target
+
+    def _weed(
+        self, entrant: Entrant, rate_per_s: float, horizon: Horizon, slack: float, phase: Role | None = None
     ) -> Probe:
-        short = self.short
         return Probe(
-            entrant.placement, rate_per_s, 0, short.warmup, short.counted, short.tail, slack=slack, phase=phase
+            entrant.placement,
+            rate_per_s,
+            0,
+            horizon.warmup,
+            horizon.counted,
+            horizon.tail,
+            slack=slack,
+            phase=phase,
         )
 
     def probe(self, entrant: Entrant, ask: Ask, *, slack: float | None = None) -> Probe:
@@ -259,8 +284,3 @@ class Race:
         return Probe(
             entrant.placement, ask.rate_per_s, ask.replication, self.long.warmup, self.long.counted, slack=slack
         )
-
-
-def _certainly_fails(outcome: Outcome, target: float) -> bool:
-    seen = outcome.observation
-    return seen.stopped_early or seen.attainment + _SURE * max(outcome.error, _DOUBT) < target

@@ -205,7 +205,7 @@ class SearchResult:
 
     def to_frame(self) -> pd.DataFrame:
         """Return the trials as a data frame, one row each, best first."""
-        import pandas as pd  # noqa: PLC0415 - half a second that only this needs
+        import pandas as pd  # half a second that only this needs
 
         rows = []
         for trial in self.trials:
@@ -229,8 +229,9 @@ def by_worth(trials: Sequence[Trial]) -> tuple[Trial, ...]:
     order = list(State)
 
     def key(trial: Trial) -> tuple[int, float, int, str]:
-        first, *rest = rank(trial)
-        worth = -(trial.bound_per_gpu_per_s or 0.0) if trial.goodput is None else first
-        return (order.index(trial.state), worth, rest[0], trial.placement.label)
+        worth, num_gpus, label = rank(trial)
+        if trial.goodput is None:
+            worth = -(trial.bound_per_gpu_per_s or 0.0)
+        return (order.index(trial.state), worth, num_gpus, label)
 
     return tuple(sorted(trials, key=key))

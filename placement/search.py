@@ -15,13 +15,13 @@ from dsim.errors import InputError
 from dsim.gpu import Gpu
 from dsim.model import Model
 from dsim.options import Options
-from dsim.pools import Parallelism, Placement, Policy, Role
+from dsim.pools import Placement, Policy, Role
 from dsim.profile import Profile
 from dsim.slo import Slo
 from placement import bounds, feasibility, space
 from placement.goodput import Ask, Sampling, ratio
-from placement.probe import Outcome, Scenario, Source
-from placement.race import Entrant, Horizon, Race
+from placement.probe import Outcome, Probe, Scenario, Source
+from placement.race import BRIEF_SLACK, SLACK, Entrant, Horizon, Race
 from placement.result import Best, Operation, SearchResult, State, Trial, by_worth, rank
 from placement.runner import Progress, Runner, local_processes
 
@@ -29,13 +29,17 @@ from placement.runner import Progress, Runner, local_processes
 _SAMPLE: Final = 2**15
 #: Times the requests in service at the largest rate that are simulated before any counts.
 _RESIDENCES: Final = 2.0
-#: Requests that a short run of the race and a run behind an interval let pass for the queues to settle, and count.
+#: Requests that the shortest runs of the race count; and that its short runs and those behind an interval let pass for
+#: queues to settle, and count.
+_BRIEF: Final = 400
 _SHORT: Final = (300, 1200)
 _LONG: Final = (1000, 3000)
 #: Replications behind the interval of a reported candidate, and of a best one at most.
 _REPLICATIONS, _MOST_REPLICATIONS = 4, 10
 #: Requests behind the interval of a finite-run number, over all replications.
-_TRANSIENT_REQUESTS: Final = 12_000
+_TRANSIENT_REQUESTS: Final = 6_000
+#: Replications on which candidates are compared there.
+_CHECKS: Final = 8
 
 
 class Affinity(enum.Enum):
@@ -181,33 +185,85 @@ def search(
         return _Search(question, local, progress).run()
 
 
+def scenario(question: Question) -> Scenario:
+    """Return what all probes of a question share."""
+    return Scenario(
+        profiles=question.profiles,
+        workload=question.workload,
+        slo=question.slo,
+        target=question.attainment,
+        seed=question.seed,
+        options=replace(question.options, track_itl=False, log_steps=False),
+        transient=question.num_requests is not None,
+    )
+
+
+def horizon(question: Question) -> Horizon:
+    """Return how much is simulated in one run behind an interval."""
+    return _horizons(question, case(question))[1]
+
+
+def case(question: Question) -> bounds.Case:
+    context_tokens = scenario(question).context_tokens
+    trace = question.workload.trace(
+        num_requests=_SAMPLE, seed=question.seed, context_tokens=context_tokens, rate_per_s=1.0
+    )
+    sample = bounds.Sample.of(trace)
+    return bounds.Case(question.profiles, sample, question.slo, question.attainment, question.options)
+
+
+def _horizons(question: Question, known: bounds.Case) -> tuple[list[tuple[Horizon, float]], Horizon]:
+    """Choose how much is simulated: in the runs that weed out, with their slack, and in those behind an interval.
+
+    The same requests count for every candidate and rate. Requests stay for some time, of which several must pass before
+    the system is as full as it will be; and a limit of many seconds needs a run of many such limits.
+    """
+    if question.num_requests is not None:
+        return [], Horizon(0, question.num_requests)
+    slo = question.slo
+    output_tokens = float(np.mean(known.sample.output_tokens))
+    stay_s = min(min(slo.ttft_s, 60.0) + output_tokens * min(slo.tpot_s, 0.2), slo.e2e_s, 120.0)
+    held = math.ceil(_highest_rate(question, known) * stay_s)
+    settling = math.ceil(_RESIDENCES * held)
+    weeding = [
+        (Horizon(held // 2, _BRIEF, held // 2), BRIEF_SLACK),
+        (Horizon(_SHORT[0] + held, _SHORT[1], held), SLACK),
+    ]
+    return weeding, Horizon(_LONG[0] + settling, max(_LONG[1], 2 * settling), held)
+
+
+def _highest_rate(question: Question, known: bounds.Case) -> float:
+    """Return an upper bound on the rate that any placement of the question sustains, 1 where none is known."""
+    best: dict[Role, float] = {}
+    for placement in candidates(replace(question, affinity=Affinity.LOW, num_gpus=question.cluster.largest_instance)):
+        for pool in placement.pools:
+            if not feasibility.pool_reasons(pool, question.profiles, question.cluster, known.sample.longest):
+                per_gpu = bounds.pool_capacity(pool, known).rate_per_s / pool.num_gpus
+                best[pool.role] = max(best.get(pool.role, 0.0), per_gpu if math.isfinite(per_gpu) else 0.0)
+    both = [best.get(role, 0.0) for role in (Role.PREFILL, Role.DECODE)]
+    disaggregated = 1 / (1 / both[0] + 1 / both[1]) if min(both) > 0 else max(both)
+    return question.cluster.num_gpus * max(disaggregated, best.get(Role.COLOCATED, 0.0)) or 1.0
+
+
 class _Search:
     """The state of one search."""
 
     def __init__(self, question: Question, executor: Executor | None, progress: Progress | None) -> None:
         self.question = question
-        self.scenario = Scenario(
-            profiles=question.profiles,
-            workload=question.workload,
-            slo=question.slo,
-            target=question.attainment,
-            seed=question.seed,
-            options=replace(question.options, track_itl=False, log_steps=False),
-            transient=question.num_requests is not None,
-        )
+        self.scenario = scenario(question)
         self.runner = Runner(self.scenario, executor=executor, progress=progress)
-        trace = question.workload.trace(
-            num_requests=_SAMPLE, seed=question.seed, context_tokens=self.scenario.context_tokens, rate_per_s=1.0
-        )
-        self.case = bounds.Case(
-            question.profiles, bounds.Sample.of(trace), question.slo, question.attainment, question.options
-        )
+        self.case = case(question)
         self.warnings: list[str] = []
+        count = math.ceil(_TRANSIENT_REQUESTS / question.num_requests) if question.num_requests is not None else 0
+        count = min(max(count, _CHECKS), 40)
+        self.replications = (count, count) if self.scenario.transient else (_REPLICATIONS, _MOST_REPLICATIONS)
+        checks = min(_CHECKS, count) if self.scenario.transient else 1
+        weeding, long = _horizons(question, self.case)
+        self.race = Race(self.runner, question.attainment, weeding, long, self._sampling(checks, checks))
 
     def run(self) -> SearchResult:
         """Return the answer."""
         infeasible, entrants = self._enter()
-        self._set_horizon(entrants)
         kinds = [[e for e in entrants if e.placement.is_colocated is colocated] for colocated in (False, True)]
         reported = dict.fromkeys(self.race.contest(entrants, top=self.question.top))
         for kind in kinds:
@@ -218,7 +274,7 @@ class _Search:
             more = self.race.contest(entrants, top=1, by_total=True)
             self._replicate(more, self.replications[0])
             reported |= dict.fromkeys(more)
-        return self._answer(infeasible, entrants, reported)
+        return self._answer(infeasible, entrants, reported, self._saturate(reported))
 
     def _enter(self) -> tuple[list[Trial], list[Entrant]]:
         """Return the trials of placements that cannot run, and the others."""
@@ -230,7 +286,13 @@ class _Search:
                 infeasible.append(Trial(placement, State.INFEASIBLE, reasons=reasons))
                 continue
             worth = self._replicas(placement) * placement.num_gpus / cluster.num_gpus
-            entrants.append(Entrant(placement, bounds.upper_bounds(placement, self.case), worth=worth))
+            analytic = bounds.upper_bounds(placement, self.case)
+            capacity = min((bound.rate_per_s for bound in analytic if bound.rate_per_s > 0), default=math.inf)
+            if self.scenario.transient:
+                # A finite run may end before its backlog hurts: only what is impossible for one request is.
+                analytic = (bounds.idle_bound(placement, self.case),)
+            headroom = bounds.headroom(placement, self.case)
+            entrants.append(Entrant(placement, analytic, capacity, headroom, worth))
         return infeasible, entrants
 
     def _replicas(self, placement: Placement) -> int:
@@ -244,32 +306,9 @@ class _Search:
             copies -= 1
         return copies
 
-    def _set_horizon(self, entrants: Sequence[Entrant]) -> None:
-        """Choose how much is simulated.
-
-        The same requests count for every candidate and rate. Requests stay for some time, of which several must pass
-        before the system is as full as it will be; a limit of many seconds needs a run of many such limits.
-        """
-        question = self.question
-        if question.num_requests is not None:
-            short = long = Horizon(0, question.num_requests)
-            count = min(max(math.ceil(_TRANSIENT_REQUESTS / question.num_requests), 6), 40)
-            self.replications = (count, count)
-        else:
-            rates = [e.bounds[0].rate_per_s for e in entrants if math.isfinite(e.bounds[0].rate_per_s)]
-            output = float(np.mean(self.case.sample.output_tokens))
-            tpot_s = min(question.slo.tpot_s, 0.2)
-            stay_s = min(min(question.slo.ttft_s, 60.0) + output * tpot_s, question.slo.e2e_s, 120.0)
-            held = math.ceil(max(rates, default=1.0) * stay_s)
-            settling = math.ceil(_RESIDENCES * held)
-            short = Horizon(_SHORT[0] + held, _SHORT[1], held)
-            long = Horizon(_LONG[0] + settling, max(_LONG[1], 2 * settling), settling)
-            self.replications = (_REPLICATIONS, _MOST_REPLICATIONS)
-        self.race = Race(self.runner, question.attainment, short, long, self._sampling(1, 1))
-
     def _sampling(self, replications: int, most: int) -> Sampling:
         return Sampling(
-            locate=1,
+            locate=replications if self.scenario.transient else 1,
             replications=replications,
             max_replications=most,
             precision=self.question.precision,
@@ -291,6 +330,17 @@ class _Search:
                 entrant.failure = outcome.failure
                 entrant.estimator.tell(ask, outcome.observation)
 
+    def _saturate(self, entrants: Iterable[Entrant]) -> dict[Entrant, float]:
+        """Return the rate that each placement serves when more arrives than it can: its largest stable rate."""
+        running = [e for e in entrants if e.per_gpu > 0 and e.failure is None and not self.scenario.transient]
+        probes = []
+        for entrant in running:
+            capacity, served = entrant.capacity_per_s, entrant.per_gpu * entrant.num_gpus
+            rate = max(1.05 * capacity if math.isfinite(capacity) else 0.0, 1.2 * served)
+            probes.append(Probe(entrant.placement, rate, 0, self.race.long.warmup, self.race.long.counted))
+        outcomes = self.runner.run(probes, stage="saturating")
+        return {e: o.throughput_per_s for e, o in zip(running, outcomes, strict=True) if o.failure is None}
+
     def _sharpen(self, populations: Sequence[Sequence[Entrant]], reported: Sequence[Entrant]) -> list[Entrant]:
         """Add replications until the best of every population has the precision asked for; return them."""
         sharp: dict[Entrant, None] = {}
@@ -307,9 +357,13 @@ class _Search:
             self._replicate(blunt, *self.replications)
 
     def _answer(
-        self, infeasible: Sequence[Trial], entrants: Sequence[Entrant], reported: Mapping[Entrant, None]
+        self,
+        infeasible: Sequence[Trial],
+        entrants: Sequence[Entrant],
+        reported: Mapping[Entrant, None],
+        stable_per_s: Mapping[Entrant, float],
     ) -> SearchResult:
-        trials = [*infeasible, *(self._trial(e, e in reported) for e in entrants)]
+        trials = [*infeasible, *(self._trial(e, e in reported, stable_per_s.get(e)) for e in entrants)]
         complete = sorted((t for t in trials if t.state is State.COMPLETE and _sustains(t)), key=rank)
         if complete:
             first = complete[0]
@@ -333,13 +387,13 @@ class _Search:
             warnings=tuple(self.warnings),
         )
 
-    def _trial(self, entrant: Entrant, reported: bool) -> Trial:
+    def _trial(self, entrant: Entrant, reported: bool, stable_per_s: float | None) -> Trial:
         placement, replicas = entrant.placement, self._replicas(entrant.placement)
         if entrant.failure is not None:
             return Trial(placement, State.FAILED, replicas, (entrant.failure,))
         goodput = entrant.goodput
         if reported and goodput is not None:
-            return Trial(placement, State.COMPLETE, replicas, (), goodput, operation=_operation(entrant))
+            return Trial(placement, State.COMPLETE, replicas, (), goodput, operation=_operation(entrant, stable_per_s))
         if goodput is not None:
             why = f"goodput {entrant.per_gpu:.4g} requests/s per GPU in one replication, below the best"
             return Trial(placement, State.PRUNED, replicas, (why,), bound_per_gpu_per_s=entrant.per_gpu)
@@ -363,7 +417,7 @@ def _is_tied(trial: Trial, first: Trial, confidence: float) -> bool:
     return paired is not None and paired.high * first.num_gpus / trial.num_gpus >= 1.0
 
 
-def _operation(entrant: Entrant) -> Operation | None:
+def _operation(entrant: Entrant, stable_per_s: float | None) -> Operation | None:
     """Return how the placement ran at the highest rate that it sustained."""
     assert entrant.goodput is not None
     rate = entrant.goodput.bracket_per_s[0]
@@ -381,6 +435,7 @@ def _operation(entrant: Entrant) -> Operation | None:
         utilization=_mean_by_key([dict(run.utilization) for run in runs]),
         limiting=limiting,
         ttft_parts_s=_mean_by_key([dict(run.parts_s) for run in runs]),
+        stable_rate_per_s=stable_per_s,
     )
 
 

@@ -80,7 +80,7 @@ def schedulings(
 
 
 def divides_heads(model: Model, tp: int) -> bool:
-    """Return whether `tp` GPUs can share the heads: equal shares of query heads, KV heads shared equally or replicated."""
+    """Return whether `tp` GPUs can share the heads: query heads equally, KV heads equally or replicated."""
     return model.attention_heads % tp == 0 and (model.kv_heads % tp == 0 or tp % model.kv_heads == 0)
 
 
