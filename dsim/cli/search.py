@@ -6,8 +6,8 @@ import contextlib
 import enum
 import os
 import sys
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -46,13 +46,13 @@ from dsim.slo import parse_slo
 
 if TYPE_CHECKING:
     from dsim.profile import Profile
-    from experiments.curves import Curve
+    from placement.curve import Curve
     from placement.result import SearchResult, Trial
     from placement.runner import Progress
     from placement.search import Question
 
-#: Rates of the curves, as shares of the best goodput per GPU.
-_CURVE_SHARES = (0.2, 0.35, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.25)
+#: Rates of the curves, as shares of the placement's goodput.
+_CURVE_SHARES = (0.25, 0.5, 0.7, 0.85, 0.95, 1.0, 1.05, 1.15, 1.3)
 
 
 class AffinityChoice(enum.Enum):
@@ -201,7 +201,7 @@ def search(
         if curves:
             from experiments.plots import attainment_png
 
-            files["attainment.csv"] = to_csv([row for curve in curves for row in curve.to_rows()])
+            files["attainment.csv"] = to_csv(_curve_rows(curves))
             files["attainment.png"] = attainment_png(curves, target=question.attainment, title=_title(asked, question))
         folder.write(files)
     _print(asked, question, result, answer, output_format=output_format, no_color=no_color)
@@ -314,7 +314,9 @@ def _question(
     )
 
 
-def _found(question: Question, *, jobs: int, progress: Progress | None, draw: bool) -> tuple[SearchResult, list[Curve]]:
+def _found(
+    question: Question, *, jobs: int, progress: Progress | None, draw: bool
+) -> tuple[SearchResult, tuple[Curve, ...]]:
     """Return the answer, and the curves of the best placements if they are to be drawn."""
     from placement.runner import local_processes
     from placement.search import search as run
@@ -323,31 +325,10 @@ def _found(question: Question, *, jobs: int, progress: Progress | None, draw: bo
         result = run(question, executor=executor, progress=progress)
         best = [trial for trial in (result.best.disaggregated, result.best.colocated) if trial is not None]
         if not draw or not best:
-            return result, []
-        from experiments.curves import Sampling, attainment_curves
-        from placement.probe import Scenario
+            return result, ()
+        from placement.curve import attainment_curves
 
-        scenario = Scenario(
-            question.profiles,
-            question.workload,
-            question.slo,
-            question.attainment,
-            seed=question.seed,
-            options=replace(question.options, track_itl=False),
-            transient=result.transient,
-        )
-        top_rate = max(trial.goodput_per_gpu_per_s.best for trial in best if trial.goodput_per_gpu_per_s is not None)
-        sampling = None
-        if question.num_requests is not None:
-            sampling = Sampling(warmup=0, counted=question.num_requests, replications=10)
-        curves = attainment_curves(
-            scenario,
-            [trial.placement for trial in best],
-            [top_rate * part for part in _CURVE_SHARES],
-            sampling=sampling,
-            executor=executor,
-            progress=progress,
-        )
+        curves = attainment_curves(question, best, shares=_CURVE_SHARES, executor=executor, progress=progress)
         return result, curves
 
 
@@ -376,6 +357,19 @@ def _progress_bar(*, quiet: bool, no_color: bool) -> Iterator[Progress | None]:
             bar.update(task, description=stage, completed=done, total=total)
 
         yield hear
+
+
+def _curve_rows(curves: Sequence[Curve]) -> list[dict[str, object]]:
+    return [
+        {
+            "placement": curve.trial.placement.label,
+            "num_gpus": curve.trial.num_gpus,
+            "rate_per_gpu_per_s": rate,
+            "attainment": share.to_dict(),
+        }
+        for curve in curves
+        for rate, share in zip(curve.rate_per_gpu_per_s, curve.attainment, strict=True)
+    ]
 
 
 def _described(asked: _Asked, question: Question) -> dict[str, Any]:
