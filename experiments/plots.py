@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from placement.curve import Curve
 
@@ -32,12 +33,17 @@ def attainment_figure(curves: Sequence[Curve], *, target: float, title: str = ""
     axes = figure.add_subplot()
     for number, curve in enumerate(curves):
         colour, marker = _STYLES[number % len(_STYLES)]
-        rates, label = curve.rate_per_gpu_per_s, curve.trial.placement.label
         best = [100 * point.best for point in curve.attainment]
-        line = axes.plot(rates, best, marker="o", markersize=4, label=label)[0]
-        low = [100 * point.low for point in curve.attainment]
-        high = [100 * point.high for point in curve.attainment]
-        axes.fill_between(rates, low, high, color=line.get_color(), alpha=0.15, linewidth=0)
+        below = [100 * (point.best - point.low) for point in curve.attainment]
+        above = [100 * (point.high - point.best) for point in curve.attainment]
+        label = curve.trial.placement.label
+        goodput = curve.goodput_per_gpu_per_s
+        if goodput is not None:
+            label += f"\n{goodput.best:.2f} [{goodput.low:.2f}, {goodput.high:.2f}] requests/s per GPU"
+            axes.axvspan(goodput.low, goodput.high, color=colour, alpha=0.15, linewidth=0)
+        axes.errorbar(
+            curve.rate_per_gpu_per_s, best, yerr=[below, above], color=colour, marker=marker, capsize=3, label=label
+        )
     axes.axhline(100 * target, color="#555555", linestyle="--", linewidth=1, label=f"target {100 * target:g} %")
     axes.set_xlabel("arrival rate (requests/s per GPU)")
     axes.set_ylabel("requests within all limits (%)")
@@ -49,16 +55,30 @@ def attainment_figure(curves: Sequence[Curve], *, target: float, title: str = ""
     return figure
 
 
-def plot_attainment(curves: Sequence[Curve], path: Path, *, target: float, title: str = "") -> tuple[Path, Path]:
-    """Write the figure as SVG and PNG and return their paths; the suffix of `path` is replaced.
+def attainment_png(curves: Sequence[Curve], *, target: float, title: str = "") -> bytes:
+    """Return the figure as a PNG file."""
+    return _rendered(attainment_figure(curves, target=target, title=title), "png")
 
-    The files carry no date, so that the same curves give the same bytes.
-    """
+
+def attainment_svg(curves: Sequence[Curve], *, target: float, title: str = "") -> bytes:
+    """Return the figure as an SVG file with selectable text."""
+    return _rendered(attainment_figure(curves, target=target, title=title), "svg")
+
+
+def plot_attainment(curves: Sequence[Curve], path: Path, *, target: float, title: str = "") -> tuple[Path, Path]:
+    """Write the figure as SVG and PNG and return their paths; the suffix of `path` is replaced."""
+    svg, png = path.with_suffix(".svg"), path.with_suffix(".png")
+    figure = attainment_figure(curves, target=target, title=title)
+    svg.write_bytes(_rendered(figure, "svg"))
+    png.write_bytes(_rendered(figure, "png"))
+    return svg, png
+
+
+def _rendered(figure: Figure, form: Literal["png", "svg"]) -> bytes:
+    """Return the figure's file; it carries no date, so that the same curves give the same bytes."""
     from matplotlib import rc_context
 
-    figure = attainment_figure(curves, target=target, title=title)
-    svg, png = path.with_suffix(".svg"), path.with_suffix(".png")
+    content = io.BytesIO()
     with rc_context({"svg.hashsalt": "dsim", "svg.fonttype": "none"}):
-        figure.savefig(svg, metadata={"Date": None})
-    figure.savefig(png, dpi=150, metadata={"Software": None})
-    return svg, png
+        figure.savefig(content, format=form, dpi=150, metadata={"Date": None} if form == "svg" else {"Software": None})
+    return content.getvalue()

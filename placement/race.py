@@ -156,16 +156,21 @@ class Race:
         missing = top - sum(e.per_gpu > 0 for e in entrants)
         while missing > 0 and queue:
             seeds = self._seeds(queue, missing)
-            self._run([(seed, self._examine(seed, 0.0)) for seed in seeds])
+            self.seek(seeds)
             queue = [e for e in queue if e not in seeds]
             missing = top - sum(e.per_gpu > 0 for e in entrants)
         while queue:
             rate = level()
             batch = [e for e in queue if e.failed > rate / weight(e) and e.failure is None][:_ABREAST]
             queue = queue[queue.index(batch[-1]) + 1 :] if batch else []
-            self._run([(e, self._examine(e, rate / weight(e))) for e in batch])
+            self._run([self._examine(e, rate / weight(e)) for e in batch])
         ranked = sorted((e for e in entrants if value(e) > 0), key=lambda e: (-value(e), e.num_gpus, e.placement.label))
         return ranked[:top]
+
+    def seek(self, entrants: Sequence[Entrant]) -> None:
+        """Find the goodput of entrants wherever it lies."""
+        unknown = [e for e in entrants if e.goodput is None and e.failure is None]
+        self._run([self._examine(e, 0.0) for e in unknown])
 
     def _seeds(self, queue: Sequence[Entrant], count: int) -> list[Entrant]:
         """Return those of the first in the queue that look best in a brief run at a common rate, `count` of them.
@@ -181,9 +186,9 @@ class Race:
         met = {e: outcome.observation.sustained for e, outcome in zip(first, outcomes, strict=True)}
         return sorted(first, key=lambda e: (-met[e], first.index(e)))[:count]
 
-    def _run(self, examinations: Sequence[tuple[Entrant, Examination]]) -> None:
+    def _run(self, examinations: Sequence[Examination]) -> None:
         """Run examinations side by side until all have ended."""
-        active = [(examination, next(examination, None)) for _, examination in examinations]
+        active = [(examination, next(examination, None)) for examination in examinations]
         while wanted := [(examination, probes) for examination, probes in active if probes is not None]:
             outcomes = iter(self.runner.run([p for _, probes in wanted for p in probes], stage="racing"))
             active = []

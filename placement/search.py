@@ -67,6 +67,7 @@ class Question:
         num_gpus: at most this many GPUs are used; None: one node.
         gpus_per_node: None: the GPU's own.
         top: candidates reported with an interval, the best of each kind always among them.
+        always: placements of the space that are reported with an interval whether they are good or not.
         precision: half width of the best ones' intervals, relative, that is aimed for.
         num_requests: goodput of runs of so many requests from an empty system, the transient that papers report; None:
             the steady state.
@@ -84,6 +85,7 @@ class Question:
     token_budgets: tuple[int, ...] = space.TOKEN_BUDGETS
     seed: int = 0
     top: int = 5
+    always: tuple[Placement, ...] = ()
     precision: float = 0.03
     confidence: float = 0.95
     num_requests: int | None = None
@@ -143,6 +145,7 @@ class Question:
             "policies": [policy.value for policy in self.policies],
             "seed": self.seed,
             "top": self.top,
+            "always": [placement.label for placement in self.always],
             "precision": self.precision,
             "confidence": self.confidence,
             "num_requests": self.num_requests,
@@ -204,6 +207,7 @@ def horizon(question: Question) -> Horizon:
 
 
 def case(question: Question) -> bounds.Case:
+    """Return what the bounds of a question's candidates share."""
     context_tokens = scenario(question).context_tokens
     trace = question.workload.trace(
         num_requests=_SAMPLE, seed=question.seed, context_tokens=context_tokens, rate_per_s=1.0
@@ -268,6 +272,9 @@ class _Search:
         reported = dict.fromkeys(self.race.contest(entrants, top=self.question.top))
         for kind in kinds:
             reported |= dict.fromkeys(self.race.contest(kind, top=1))
+        wanted = [e for e in entrants if e.placement in self.question.always]
+        self.race.seek(wanted)
+        reported |= dict.fromkeys(wanted)
         self._replicate(reported, self.replications[0])
         best = self._sharpen([entrants, *kinds], list(reported))
         if best and best[0].worth < 1:
