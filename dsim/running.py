@@ -166,12 +166,16 @@ class RunningBatch:
             self.fresh = []
             self.fresh_context = self.fresh_due = 0
 
-    def steps_to_finish(self) -> int:
-        """Steps until the first member finishes, the launch in flight included; at least 1."""
+    def next_finish(self) -> int:
+        """Return the number of the launch at whose end the first member finishes."""
         heap = self._finish
         while heap[0][2] != heap[0][3].ticket:
             heappop(heap)
-        return heap[0][0] - self.launched + 1
+        return heap[0][0]
+
+    def steps_to_finish(self) -> int:
+        """Steps until the first member finishes, the launch in flight included; at least 1."""
+        return self.next_finish() - self.launched + 1
 
     def steps_in_memory(self, steps: int) -> int:
         """Of `steps` launches, the one in flight first, how many find their blocks; at least 1."""
