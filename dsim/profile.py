@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from dsim.errors import InfeasiblePlacementError
+from dsim.errors import InfeasiblePlacementError, InputError
 from dsim.gpu import Gpu
 from dsim.latency import HostOverhead, LatencyModel
 from dsim.model import Model
@@ -56,6 +56,10 @@ class Handover:
     latency_s: float = 0.0
     bandwidth_bytes_per_s: float = math.inf
     watermark: float = 0.05
+
+    def __post_init__(self) -> None:
+        if not 0 < self.watermark <= 1:
+            raise InputError("handover", "must be > 0 and <= 1", name="watermark", value=self.watermark)
 
 
 @dataclass(frozen=True, slots=True)
