@@ -135,6 +135,15 @@ def by_option(error: InputError) -> InputError:
     return InputError(option, error.rule, name=error.name, value=error.value, hint=error.hint)
 
 
+def number_of(number: int, noun: str) -> str:
+    """Return a number of things.
+
+    >>> number_of(1, "GPU"), number_of(8, "GPU")
+    ('1 GPU', '8 GPUs')
+    """
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
 def display_name(model: Model) -> str:
     """Return the model's name as people write it.
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dsim.cli.config import rerun_text
-from dsim.cli.inputs import by_option, display_name, prefill_limit, profile_of, share, source_line, whole
+from dsim.cli.inputs import by_option, display_name, number_of, prefill_limit, profile_of, share, source_line, whole
 from dsim.cli.options import (
     ArrivalsText,
     Assignments,
@@ -404,9 +404,9 @@ def _introduction(asked: _Asked, question: Question) -> list[str]:
         if role in question.roles:
             lines.append(f"{kind}: {source_line(question.profiles[role])}")
     cluster = question.cluster
-    nodes = f"{_count(cluster.num_nodes, 'node')} of {cluster.gpus_per_node}"
+    nodes = f"{number_of(cluster.num_nodes, 'node')} of {cluster.gpus_per_node}"
     lines.append(
-        f"at most {_count(cluster.num_gpus, 'GPU')} ({nodes}), {asked.workload} lengths, {asked.arrivals} arrivals, "
+        f"at most {number_of(cluster.num_gpus, 'GPU')} ({nodes}), {asked.workload} lengths, {asked.arrivals} arrivals, "
         f"{percent(question.attainment)} of requests within {question.slo}, seed {question.seed}"
     )
     return lines
@@ -458,7 +458,7 @@ def _nothing_found(question: Question, result: SearchResult) -> str:
     """Return why no placement will do, and what to change."""
     cannot = [trial for trial in result.trials if trial.state.value == "INFEASIBLE"]
     others = [trial for trial in result.trials if trial.state.value != "INFEASIBLE"]
-    gpus = _count(question.cluster.num_gpus, "GPU")
+    gpus = number_of(question.cluster.num_gpus, "GPU")
     if not others:
         reason = f" ({_reasons(cannot[0])})" if cannot else ""
         remedy = "give more GPUs or another profile"
@@ -471,7 +471,3 @@ def _nothing_found(question: Question, result: SearchResult) -> str:
 
 def _reasons(trial: Trial) -> str:
     return f"{trial.placement.label}: {'; '.join(trial.reasons) or 'no rate'}"
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dsim.cli.config import rerun_text
-from dsim.cli.inputs import by_option, introduction, prefill_limit, profile_of, rate_per_s, seconds, whole
+from dsim.cli.inputs import by_option, introduction, number_of, prefill_limit, profile_of, rate_per_s, seconds, whole
 from dsim.cli.options import (
     ArrivalsText,
     Assignments,
@@ -499,8 +499,7 @@ def _print_plan(asked: _Run, *, output_format: Format, files: list[str]) -> None
 
 
 def _what(asked: _Run) -> str:
-    gpus = asked.placement.num_gpus
-    return f"{asked.placement.label} on {gpus} GPU{'s' if gpus > 1 else ''}: {asked.traffic.label}"
+    return f"{asked.placement.label} on {number_of(asked.placement.num_gpus, 'GPU')}: {asked.traffic.label}"
 
 
 def _print(asked: _Run, result: Result, summary: dict[str, Any], *, output_format: Format, no_color: bool) -> None:

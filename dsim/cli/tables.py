@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from dsim.cli.inputs import number_of
 from dsim.cli.output import Table
 from dsim.pools import Role
 
@@ -111,7 +112,7 @@ def _verdict(result: SearchResult, *, num_gpus: int) -> list[str]:
     for kind, trial in (("disaggregated", best.disaggregated), ("colocated", best.colocated)):
         if trial is not None and trial.goodput_per_gpu_per_s is not None:
             lines.append(
-                f"best {kind}: {trial.placement.label} on {trial.num_gpus} GPUs, "
+                f"best {kind}: {trial.placement.label} on {number_of(trial.num_gpus, 'GPU')}, "
                 f"{_interval(trial.goodput_per_gpu_per_s)} requests/s per GPU"
             )
     if best.ratio is not None:
@@ -119,7 +120,9 @@ def _verdict(result: SearchResult, *, num_gpus: int) -> list[str]:
     total = result.most_total
     if total is not None and total.total_per_s is not None:
         copies = f"{total.replicas} x ({total.placement.label})" if total.replicas > 1 else total.placement.label
-        lines.append(f"most on {num_gpus} GPUs: {copies}, {_interval(total.total_per_s)} requests/s in total")
+        lines.append(
+            f"most on {number_of(num_gpus, 'GPU')}: {copies}, {_interval(total.total_per_s)} requests/s in total"
+        )
     return lines or ["no placement sustains any rate within the limits"]
 
 
@@ -175,7 +178,9 @@ def _remarks(result: SearchResult) -> list[str]:
         )
         if state in states
     )
-    lines = [f"{len(states)} placements: {counts}; {result.probes} runs of {result.requests:,} requests"]
+    lines = [
+        f"{number_of(len(states), 'placement')}: {counts}; {number_of(result.probes, 'run')} of {result.requests:,} requests"
+    ]
     lines += [f"infeasible, {len(found)}: {reason}" for reason, found in result.infeasible.items()]
     lines += [f"failed: {trial.placement.label}: {'; '.join(trial.reasons)}" for trial in _failed(result)]
     lines += [f"warning: {warning}" for warning in result.warnings]
