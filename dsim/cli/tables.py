@@ -178,9 +178,8 @@ def _remarks(result: SearchResult) -> list[str]:
         )
         if state in states
     )
-    lines = [
-        f"{number_of(len(states), 'placement')}: {counts}; {number_of(result.probes, 'run')} of {result.requests:,} requests"
-    ]
+    runs = f"{number_of(result.probes, 'run')} of {result.requests:,} requests"
+    lines = [f"{number_of(len(states), 'placement')}: {counts}; {runs}"]
     lines += [f"infeasible, {len(found)}: {reason}" for reason, found in result.infeasible.items()]
     lines += [f"failed: {trial.placement.label}: {'; '.join(trial.reasons)}" for trial in _failed(result)]
     lines += [f"warning: {warning}" for warning in result.warnings]
