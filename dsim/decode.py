@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
 from collections import deque
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
+from dsim.circuit import Circuit
 from dsim.clock import STEP_END, TRANSFER_END, Wake
 from dsim.cruise import AffineCruise, Courses, TableCruise
 from dsim.errors import InputError
 from dsim.job import Job
 from dsim.kv import KvCache, num_blocks
-from dsim.pipeline import Stages
 from dsim.pools import Parallelism, Role
 from dsim.profile import BatchLimits, FirstToken, Preemption, Profile
 from dsim.recorder import StepRecord
@@ -43,7 +41,6 @@ class DecodeInstance:
         self.preempted: deque[Job] = deque()
         self.kv = KvCache(profile.kv_tokens(parallelism), profile.block_tokens)
         self.busy_s = 0.0
-        self.launches = 0
         self.batches = [RunningBatch(self.kv, part) for part in range(parallelism.pp)]
         self._deployment = deployment
         self._latency = profile.latency_at(parallelism.tp)
@@ -334,7 +331,6 @@ class SerialDecodeInstance(DecodeInstance):
                 return
         self._in_flight = True
         swap_s, self._swap_s = self._swap_s, 0.0
-        self.launches += 1
         if batch.recompute:
             jobs = self._recompute_chunks(batch)
             host_s, kernel_s = self._recompute_times(jobs)
@@ -424,84 +420,49 @@ class SerialDecodeInstance(DecodeInstance):
         self._deployment.touch(self)
 
 
-#: Fewest and most launches that one plan of a pipelined instance looks ahead: twice as many as the last one used.
-_PLAN_LAUNCHES = (4, 96)
-
-
-@dataclass(slots=True)
-class _Plan:
-    """Launches that follow from the present state if nothing disturbs it, in order.
-
-    Args:
-        launch_s: instants of the launches.
-        part: micro-batch of each.
-        end_s: when each leaves the last stage.
-        after: driver and stages free times, and busy seconds added, after each launch.
-    """
-
-    launch_s: list[float]
-    part: list[int]
-    end_s: list[float]
-    after: list[tuple[float, list[float], float]]
-
-
 class PipelinedDecodeInstance(DecodeInstance):
-    """pp > 1: micro-batches circulate through the stages; every launch holds the one driver for its host time.
-
-    Steps of constant micro-batches follow a recursion (a tandem queue in a closed cycle). The instance plans them up to
-    the next one that changes something, sleeps, and commits as many as have begun when it wakes.
-    """
+    """pp > 1: micro-batches circulate through the stages; every launch holds the one driver for its host time."""
 
     def __init__(self, deployment: Deployment, index: int, *, profile: Profile, parallelism: Parallelism) -> None:
         super().__init__(deployment, index, profile=profile, parallelism=parallelism)
-        self._pp = parallelism.pp
-        self._stages = Stages(self._pp)
-        self._driver_free_s = 0.0
-        self._driver_due = False
+        self._circuit = Circuit(parts=parallelism.pp, stages=parallelism.pp)
         self._acted = False
-        #: When the step in flight of each micro-batch ends; infinite where none is.
-        self._end_s = [math.inf] * self._pp
-        #: Since when each micro-batch has been out of flight and not empty.
-        self._ready_s = [0.0] * self._pp
         #: Recompute members that the step in flight prefills.
-        self._recomputing: list[list[Job]] = [[] for _ in range(self._pp)]
-        self._plan: _Plan | None = None
-        self._plan_launches = _PLAN_LAUNCHES[0]
+        self._recomputing: list[list[Job]] = [[] for _ in self.batches]
         self._wake: Wake | None = None
         self._wake_s = math.inf
 
-    def _all_in_flight(self) -> bool:
-        return math.inf not in self._end_s
-
     def settle(self, now_s: float) -> None:
         """Pull and admit where the driver may act."""
-        self._sync(now_s)
+        self._commit(now_s)
         stalls = self._handover.stalls_decode
-        driver_free = now_s >= self._driver_free_s and not (self._pulling and stalls)
-        may_act = driver_free and not self._all_in_flight()
-        self._acted = may_act
+        self._acted = self._driver_free(now_s) and not self._circuit.all_in_flight
         if not stalls:
             self._pull_all(now_s)
-        elif may_act and self._may_pull():
+        elif self._acted and self._may_pull():
             self._pull(now_s)
             return
-        if may_act:
+        if self._acted:
             self._admit()
             if not stalls:
                 self._pull_all(now_s)
 
+    def _driver_free(self, now_s: float) -> bool:
+        return now_s >= self._circuit.driver_free_s and not (self._pulling and self._handover.stalls_decode)
+
     def _join(self, job: Job, batch: RunningBatch) -> None:
         if not batch.members:
-            self._ready_s[batch.index] = self._deployment.clock.now
+            # A micro-batch's turn counts from its first member.
+            self._circuit.ready_s[batch.index] = self._deployment.clock.now
         super()._join(job, batch)
 
     def launch(self, now_s: float) -> None:
         """Launch the micro-batch that has been ready longest, if the driver is free; set the next alarm."""
-        if now_s >= self._driver_free_s and not (self._pulling and self._handover.stalls_decode):
+        if self._driver_free(now_s):
             batch = self._next_batch()
             if batch is not None:
                 self._start(batch, now_s)
-        self._set_alarm(now_s)
+        self._set_alarm()
 
     def _next_batch(self) -> RunningBatch | None:
         """Return the micro-batch to launch now, its memory found; None if there is none."""
@@ -509,24 +470,23 @@ class PipelinedDecodeInstance(DecodeInstance):
         while True:
             batch = self._longest_ready()
             if batch is None:
-                if min(self._end_s) < math.inf:
+                if self._circuit.any_in_flight:
                     return None
                 self._rescue()
                 batch = self._longest_ready()
                 if batch is None:
                     return None
-            if batch.growth() > self.kv.free:
-                self._make_memory(batch)
+            self._make_memory(batch)
             if batch.members:
                 return batch
 
     def _longest_ready(self) -> RunningBatch | None:
-        ready = [batch for batch in self.batches if batch.members and self._end_s[batch.index] == math.inf]
-        return min(ready, key=lambda batch: self._ready_s[batch.index], default=None)
+        end_s, ready_s = self._circuit.end_s, self._circuit.ready_s
+        ready = [batch for batch in self.batches if batch.members and end_s[batch.index] == math.inf]
+        return min(ready, key=lambda batch: ready_s[batch.index], default=None)
 
     def _start(self, batch: RunningBatch, now_s: float) -> None:
         swap_s, self._swap_s = self._swap_s, 0.0
-        self.launches += 1
         jobs = self._recompute_chunks(batch) if batch.recompute else []
         self._recomputing[batch.index] = jobs
         if jobs:
@@ -537,24 +497,20 @@ class PipelinedDecodeInstance(DecodeInstance):
             self._check_range(batch.context)
             host_s = self._host.launch_s(batch.requests, batch.context)
             kernel_s = self._latency.decode_s(batch.requests, batch.context)
-        stage_s = kernel_s / self._pp
-        self._driver_free_s = now_s + (swap_s + host_s)
-        self._driver_due = True
-        end_s = self._stages.pass_through(self._driver_free_s, stage_s, stage_s)
-        self._end_s[batch.index] = end_s
-        self.busy_s += swap_s + host_s + stage_s
+        end_s = self._circuit.launch(batch.index, now_s, hold_s=swap_s + host_s, kernel_s=kernel_s)
         self._log(batch, now_s, end_s, jobs)
 
-    # Alarms and plans
-
-    def _set_alarm(self, now_s: float) -> None:
+    def _set_alarm(self) -> None:
         """Wake at the next own event that can change anything."""
+        circuit = self._circuit
+        self.busy_s = circuit.busy_s
         if self._may_cruise():
-            next_s = self._look_ahead()
+            batches = [batch for batch in self.batches if batch.members]
+            next_s = circuit.look_ahead(
+                batches, self._latency, self._host, deadline_s=math.inf, max_context=self._max_context
+            )
         else:
-            next_s = min(self._end_s)
-            if self._driver_due and (not self._all_in_flight() or self._preempted_now):
-                next_s = min(next_s, self._driver_free_s)
+            next_s = circuit.next_event_s(driver=self._preempted_now or not circuit.all_in_flight)
         if self._wake is not None:
             if self._wake_s == next_s:
                 return
@@ -563,11 +519,6 @@ class PipelinedDecodeInstance(DecodeInstance):
         if next_s < math.inf:
             self._wake_s = next_s
             self._wake = self._deployment.clock.at(next_s, STEP_END, self._on_wake)
-
-    def _on_wake(self, _event: simpy.Event) -> None:
-        self._wake = None
-        self._sync(self._deployment.clock.now)
-        self._deployment.touch(self)
 
     def _may_cruise(self) -> bool:
         """Whether only the ends of planned steps can change anything, until an outside event or a finished request."""
@@ -578,107 +529,17 @@ class PipelinedDecodeInstance(DecodeInstance):
             return False
         return not any(batch.fresh or batch.recompute for batch in self.batches)
 
-    def _look_ahead(self) -> float:
-        """Plan launches until one needs a decision; return the instant of that decision (infinite if nothing runs)."""
-        plan = _Plan([], [], [], [])
-        states = [
-            _Course(batch, self._end_s[batch.index], self._ready_s[batch.index])
-            for batch in self.batches
-            if batch.members
-        ]
-        if not states:
-            return math.inf
-        self._plan = plan
-        size, free = self.kv.block_tokens, self.kv.free
-        host, decode_line, pp = self._host, self._latency.decode_line, self._pp
-        driver_free_s, stage_free_s, busy_s = self._driver_free_s, self._stages.free_s, 0.0
-        for state in states:
-            line = decode_line(state.requests)
-            if line is not None:
-                state.line = line
-        deadline_s = min((state.ready_s for state in states if state.finishes), default=math.inf)
-        for _ in range(self._plan_launches):
-            state = min(states, key=_course_ready)
-            launch_s = max(state.ready_s, driver_free_s)
-            if launch_s >= deadline_s:
-                return deadline_s
-            growth = state.due[(state.launched + 1) % size]
-            context = state.context + state.requests if state.in_flight else state.context
-            if growth > free or context > self._max_context:
-                return launch_s
-            free -= growth
-            state.in_flight = True
-            state.launched += 1
-            state.context = context
-            if state.line is None:
-                kernel_s = self._latency.decode_s(state.requests, context)
-            else:
-                kernel_s = state.line[0] + state.line[1] * context
-            host_s = host.launch_s(state.requests, context)
-            stage_s = kernel_s / pp
-            driver_free_s = launch_s + host_s
-            leave_s = driver_free_s
-            stage_free_s = stage_free_s[:]
-            for stage in range(pp):
-                if stage_free_s[stage] > leave_s:
-                    leave_s = stage_free_s[stage]
-                leave_s += stage_s
-                stage_free_s[stage] = leave_s
-            busy_s += host_s + stage_s
-            state.ready_s = leave_s
-            state.finishes = state.launched == state.finish
-            if state.finishes:
-                deadline_s = min(deadline_s, leave_s)
-            plan.launch_s.append(launch_s)
-            plan.part.append(state.part)
-            plan.end_s.append(leave_s)
-            plan.after.append((driver_free_s, stage_free_s, busy_s))
-        state = min(states, key=_course_ready)
-        return min(max(state.ready_s, driver_free_s), deadline_s)
+    def _on_wake(self, _event: simpy.Event) -> None:
+        self._wake = None
+        self._commit(self._deployment.clock.now)
+        self._deployment.touch(self)
 
-    def _sync(self, now_s: float) -> None:
-        """Commit the planned launches that began before `now_s`, and end the steps that have ended."""
-        plan, self._plan = self._plan, None
-        if plan is not None and plan.launch_s:
-            begun = bisect_left(plan.launch_s, now_s)
-            fewest, most = _PLAN_LAUNCHES
-            self._plan_launches = min(most, max(fewest, 2 * begun))
-            if begun:
-                self._commit(plan, begun)
-        for part, end_s in enumerate(self._end_s):
-            if end_s <= now_s:
-                self._land(part, end_s)
-        if self._driver_due and now_s >= self._driver_free_s:
-            self._driver_due = False
-
-    def _commit(self, plan: _Plan, begun: int) -> None:
-        """Make the first `begun` launches of a plan happen."""
-        driver_free_s, stage_free_s, busy_s = plan.after[begun - 1]
-        self._driver_free_s, self._driver_due = driver_free_s, True
-        self._stages.free_s = stage_free_s[:]
-        self.busy_s += busy_s
-        self.launches += begun
-        gaps = self._deployment.recorder.gaps
-        ends: dict[int, list[float]] = {}
-        for part, end_s in zip(plan.part[:begun], plan.end_s[:begun], strict=True):
-            ends.setdefault(part, []).append(end_s)
-        for part, part_ends_s in ends.items():
-            batch = self.batches[part]
-            if self._end_s[part] < math.inf:
-                self._land(part, self._end_s[part])
-            batch.launch()
-            batch.advance(len(part_ends_s) - 1)
-            self._end_s[part] = part_ends_s[-1]
-            for end_s in part_ends_s[:-1]:
-                if gaps is not None:
-                    gaps.add(end_s - batch.last_end_s, batch.requests)
-                batch.last_end_s = end_s
+    def _commit(self, now_s: float) -> None:
+        self._circuit.commit(now_s, self.batches, self._land, self._deployment.recorder.gaps)
 
     def _land(self, part: int, end_s: float) -> None:
         """End the step in flight of a micro-batch; whoever finishes does so now."""
         batch, jobs = self.batches[part], self._recomputing[part]
-        self._end_s[part] = math.inf
-        self._ready_s[part] = end_s
         if jobs:
             self._recomputing[part] = []
             self._end_recompute(batch, jobs)
@@ -686,36 +547,3 @@ class PipelinedDecodeInstance(DecodeInstance):
         self._close_step(batch, end_s)
         for job in batch.complete():
             self._done(job)
-
-
-class _Course:
-    """What a plan knows of one micro-batch."""
-
-    __slots__ = (
-        "context",
-        "due",
-        "finish",
-        "finishes",
-        "in_flight",
-        "launched",
-        "line",
-        "part",
-        "ready_s",
-        "requests",
-    )
-
-    def __init__(self, batch: RunningBatch, end_s: float, ready_s: float) -> None:
-        self.part = batch.index
-        self.requests = batch.requests
-        self.context = batch.context
-        self.launched = batch.launched
-        self.due = batch.due
-        self.in_flight = end_s < math.inf
-        self.ready_s = end_s if self.in_flight else ready_s
-        self.finish = batch.next_finish()
-        self.finishes = self.in_flight and self.launched == self.finish
-        self.line: tuple[float, float] | None = None
-
-
-def _course_ready(course: _Course) -> float:
-    return course.ready_s

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from dsim.clock import Clock
-from dsim.colocated import ColocatedInstance
+from dsim.colocated import ColocatedInstance, PipelinedColocatedInstance, SerialColocatedInstance
 from dsim.decode import DecodeInstance, PipelinedDecodeInstance, SerialDecodeInstance
 from dsim.errors import InfeasiblePlacementError
 from dsim.job import Job
@@ -86,7 +86,9 @@ class Deployment:
                 kind = SerialDecodeInstance if pool.parallelism.pp == 1 else PipelinedDecodeInstance
                 self.decodes.append(kind(self, index, profile=profile, parallelism=pool.parallelism))
             else:
-                self.colocated.append(ColocatedInstance(self, index, profile=profile, pool=pool))
+                serial = pool.parallelism.pp == 1
+                build = SerialColocatedInstance if serial else PipelinedColocatedInstance
+                self.colocated.append(build(self, index, profile=profile, pool=pool))
 
     def batch_limits(self, profile: Profile, role: Role, tp: int) -> BatchLimits:
         """Return the engine's batch limits, within the latency model's valid range unless extrapolation is allowed."""

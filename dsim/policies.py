@@ -53,14 +53,14 @@ class LoopState:
         "waiting",
     )
 
-    def __init__(self, kv: KvCache, *, limits: BatchLimits, watermark: float, swaps: bool) -> None:
+    def __init__(self, kv: KvCache, index: int = 0, *, limits: BatchLimits, watermark: float, swaps: bool) -> None:
         self.kv = kv
         self.limits = limits
         self.reserve = math.floor(watermark * kv.capacity)
         self.swaps = swaps
         self.waiting: deque[Job] = deque()
         self.preempted: deque[Job] = deque()
-        self.running = RunningBatch(kv)
+        self.running = RunningBatch(kv, index)
         self.partial: Job | None = None
         #: Requests preempted by the step being formed, and KV tokens swapped for it.
         self.preempted_now: list[Job] = []
@@ -110,12 +110,21 @@ class LoopState:
                 self.waiting.appendleft(job)
         self.preempted_now.append(job)
 
+    @property
+    def wants_step(self) -> bool:
+        """Whether the next step is more than a decode step of what runs, whatever the policy: a chunk or a swap-in."""
+        return self.partial is not None or (bool(self.preempted) and self._may_swap_in())
+
+    def _may_swap_in(self) -> bool:
+        blocks = num_blocks(self.preempted[0].context, self.kv.block_tokens)
+        others = len(self.running) + (self.partial is not None)
+        return blocks <= self.kv.free and others < self.limits.requests
+
     def _swap_in(self) -> bool:
+        if not self._may_swap_in():
+            return False
         job = self.preempted[0]
         blocks = num_blocks(job.context, self.kv.block_tokens)
-        others = len(self.running) + (self.partial is not None)
-        if blocks > self.kv.free or others >= self.limits.requests:
-            return False
         self.preempted.popleft()
         self.kv.take(blocks)
         self.swapped_tokens += job.context - 1

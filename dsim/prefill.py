@@ -37,7 +37,6 @@ class PrefillInstance:
         self.queue: deque[Job] = deque()
         self.kv = KvCache(profile.kv_tokens(parallelism), profile.block_tokens)
         self.busy_s = 0.0
-        self.launches = 0
         self._deployment = deployment
         self._latency = profile.latency_at(parallelism.tp)
         self._host = profile.host_of(Role.PREFILL, parallelism.pp)
@@ -67,7 +66,6 @@ class PrefillInstance:
         stage_s = self._latency.prefill_s(chunks) / self._pp
         end_s = self._stages.pass_through(now_s, host_s + stage_s, stage_s)
         self.busy_s += host_s + stage_s
-        self.launches += 1
         recorder, clock = self._deployment.recorder, self._deployment.clock
         starts, instances = recorder.prefill_start_s, recorder.prefill_instance
         for job in batch:

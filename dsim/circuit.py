@@ -1,0 +1,245 @@
+"""Pipelined instances: batches that circulate through one driver and the stages behind it."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from dsim.latency import HostOverhead, LatencyModel
+from dsim.pipeline import Stages
+from dsim.recorder import Gaps
+from dsim.running import RunningBatch
+
+#: Fewest and most launches that one plan looks ahead: twice as many as the last one used.
+_PLAN_LAUNCHES = (4, 96)
+
+
+@dataclass(slots=True)
+class _Plan:
+    """Launches that follow from the present state if nothing disturbs it, in order.
+
+    Args:
+        launch_s: instants of the launches.
+        part: batch of each.
+        end_s: when each leaves the last stage.
+        after: driver and stages free times, and busy seconds added, after each launch.
+    """
+
+    launch_s: list[float]
+    part: list[int]
+    end_s: list[float]
+    after: list[tuple[float, list[float], float]]
+
+
+class Circuit:
+    """Driver, stages, and the batches (micro-batches or engine loops) in flight.
+
+    Decode steps of batches that do not change follow a recursion: a closed tandem queue. `look_ahead` plans them up to the
+    next one that needs a decision; `commit` makes those happen that have begun by the time something else does.
+
+    Args:
+        parts: how many batches circulate.
+        stages: pipeline stages.
+    """
+
+    __slots__ = ("_driver_due", "_plan", "_plan_launches", "_stages", "busy_s", "driver_free_s", "end_s", "ready_s")
+
+    def __init__(self, *, parts: int, stages: int) -> None:
+        self.driver_free_s = 0.0
+        #: When the step in flight of each batch ends; infinite where none is.
+        self.end_s = [math.inf] * parts
+        #: Since when each batch has been out of flight.
+        self.ready_s = [0.0] * parts
+        self.busy_s = 0.0
+        self._driver_due = False
+        self._stages = Stages(stages)
+        self._plan: _Plan | None = None
+        self._plan_launches = _PLAN_LAUNCHES[0]
+
+    @property
+    def all_in_flight(self) -> bool:
+        """Whether every batch is in flight."""
+        return math.inf not in self.end_s
+
+    @property
+    def any_in_flight(self) -> bool:
+        """Whether some batch is in flight."""
+        return min(self.end_s) < math.inf
+
+    def launch(self, part: int, now_s: float, *, hold_s: float, kernel_s: float) -> float:
+        """Launch a batch and return when it leaves the last stage.
+
+        Args:
+            hold_s: driver time before the first stage: swap and host.
+            kernel_s: time in all stages together.
+        """
+        stage_s = kernel_s / len(self._stages.free_s)
+        self.driver_free_s = now_s + hold_s
+        self._driver_due = True
+        end_s = self._stages.pass_through(self.driver_free_s, stage_s, stage_s)
+        self.end_s[part] = end_s
+        self.busy_s += hold_s + stage_s
+        return end_s
+
+    def next_event_s(self, *, driver: bool) -> float:
+        """Return the next end of a step, or, with `driver`, of the driver's hold; infinite if there is none."""
+        next_s = min(self.end_s)
+        return min(next_s, self.driver_free_s) if driver and self._driver_due else next_s
+
+    def look_ahead(
+        self,
+        batches: Iterable[RunningBatch],
+        latency: LatencyModel,
+        host: HostOverhead,
+        *,
+        deadline_s: float,
+        max_context: float,
+    ) -> float:
+        """Plan decode launches of unchanging batches; return the instant of the first decision.
+
+        Args:
+            batches: non-empty ones without fresh members, whose next launches are pure decode steps.
+            deadline_s: when a decision about another batch is due.
+            max_context: most context tokens of a launch.
+        """
+        courses = [_Course(batch, self.end_s[batch.index], self.ready_s[batch.index]) for batch in batches]
+        if not courses:
+            return deadline_s
+        free = {course.kv_id: course.free for course in courses}
+        for course in courses:
+            course.line = latency.decode_line(course.requests)
+            if course.finishes:
+                deadline_s = min(deadline_s, course.ready_s)
+        plan = self._plan = _Plan([], [], [], [])
+        driver_free_s, stage_free_s, busy_s = self.driver_free_s, self._stages.free_s, 0.0
+        stages = range(len(stage_free_s))
+        for _ in range(self._plan_launches):
+            course = min(courses, key=_ready)
+            launch_s = max(course.ready_s, driver_free_s)
+            if launch_s >= deadline_s:
+                return deadline_s
+            growth = course.due[(course.launched + 1) % course.block_tokens]
+            context = course.context + course.requests if course.in_flight else course.context
+            if growth > free[course.kv_id] or context > max_context:
+                return launch_s
+            free[course.kv_id] -= growth
+            course.in_flight = True
+            course.launched += 1
+            course.context = context
+            line = course.line
+            kernel_s = latency.decode_s(course.requests, context) if line is None else line[0] + line[1] * context
+            host_s = host.launch_s(course.requests, context)
+            stage_s = kernel_s / len(stage_free_s)
+            driver_free_s = launch_s + host_s
+            leave_s = driver_free_s
+            stage_free_s = stage_free_s[:]
+            for stage in stages:
+                if stage_free_s[stage] > leave_s:
+                    leave_s = stage_free_s[stage]
+                leave_s += stage_s
+                stage_free_s[stage] = leave_s
+            busy_s += host_s + stage_s
+            course.ready_s = leave_s
+            if course.launched == course.finish and leave_s < deadline_s:
+                deadline_s = leave_s
+            plan.launch_s.append(launch_s)
+            plan.part.append(course.part)
+            plan.end_s.append(leave_s)
+            plan.after.append((driver_free_s, stage_free_s, busy_s))
+        return min(max(min(courses, key=_ready).ready_s, driver_free_s), deadline_s)
+
+    def commit(
+        self, now_s: float, batches: list[RunningBatch], land: Callable[[int, float], None], gaps: Gaps | None
+    ) -> None:
+        """Make the planned launches that began before `now_s` happen, and land the steps that have ended.
+
+        Args:
+            batches: all of them, by index.
+            land: called with index and instant for each step that ends; it settles what the step produced.
+        """
+        plan, self._plan = self._plan, None
+        if plan is not None:
+            begun = bisect_left(plan.launch_s, now_s)
+            fewest, most = _PLAN_LAUNCHES
+            self._plan_launches = min(most, max(fewest, 2 * begun))
+            if begun:
+                self._make_happen(plan, begun, batches, land, gaps)
+        for part, end_s in enumerate(self.end_s):
+            if end_s <= now_s:
+                self._land(part, land)
+        if now_s >= self.driver_free_s:
+            self._driver_due = False
+
+    def _make_happen(
+        self,
+        plan: _Plan,
+        begun: int,
+        batches: list[RunningBatch],
+        land: Callable[[int, float], None],
+        gaps: Gaps | None,
+    ) -> None:
+        driver_free_s, stage_free_s, busy_s = plan.after[begun - 1]
+        self.driver_free_s, self._driver_due = driver_free_s, True
+        self._stages.free_s = stage_free_s[:]
+        self.busy_s += busy_s
+        ends: dict[int, list[float]] = {}
+        for part, end_s in zip(plan.part[:begun], plan.end_s[:begun], strict=True):
+            ends.setdefault(part, []).append(end_s)
+        for part, part_ends_s in ends.items():
+            if self.end_s[part] < math.inf:
+                self._land(part, land)
+            batch = batches[part]
+            batch.launch()
+            batch.advance(len(part_ends_s) - 1)
+            self.end_s[part] = part_ends_s[-1]
+            for end_s in part_ends_s[:-1]:
+                if gaps is not None:
+                    gaps.add(end_s - batch.last_end_s, batch.requests)
+                batch.last_end_s = end_s
+
+    def _land(self, part: int, land: Callable[[int, float], None]) -> None:
+        end_s = self.end_s[part]
+        self.end_s[part] = math.inf
+        self.ready_s[part] = end_s
+        land(part, end_s)
+
+
+class _Course:
+    """What a plan knows of one batch."""
+
+    __slots__ = (
+        "block_tokens",
+        "context",
+        "due",
+        "finish",
+        "finishes",
+        "free",
+        "in_flight",
+        "kv_id",
+        "launched",
+        "line",
+        "part",
+        "ready_s",
+        "requests",
+    )
+
+    def __init__(self, batch: RunningBatch, end_s: float, ready_s: float) -> None:
+        self.part = batch.index
+        self.requests = batch.requests
+        self.context = batch.context
+        self.launched = batch.launched
+        self.due = batch.due
+        self.kv_id = id(batch.kv)
+        self.free = batch.kv.free
+        self.block_tokens = batch.kv.block_tokens
+        self.in_flight = end_s < math.inf
+        self.ready_s = end_s if self.in_flight else ready_s
+        self.finish = batch.next_finish()
+        self.finishes = self.in_flight and self.launched == self.finish
+        self.line: tuple[float, float] | None = None
+
+
+def _ready(course: _Course) -> float:
+    return course.ready_s
