@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from dsim.latency import AffineLatency, HostOverhead, LatencyModel
 from dsim.options import Options
 from dsim.pools import Placement, Policy, Pool, Role
-from dsim.profile import FirstToken, Handover, Profile
+from dsim.profile import BatchLimits, FirstToken, Handover, Profile
 from dsim.slo import Slo
 from dsim.trace import Trace
 from placement.feasibility import LongestRequest
@@ -164,7 +164,7 @@ def pool_capacity(pool: Pool, case: Case) -> Bound:
 
 def idle_attainment(placement: Placement, case: Case) -> float:
     """Return the share of the sampled requests that meet all limits when each is served alone."""
-    ttft_s, tpot_s, e2e_s = _alone(placement, case)
+    ttft_s, tpot_s, e2e_s = alone_s(placement, case)
     slo = case.slo
     # Rounding must not turn a request that just meets its limit into one that misses it.
     slack = 1 + 1e-9
@@ -176,8 +176,8 @@ def _capacity(name: str, pool: Pool, work_s: float) -> Bound:
     return Bound(name, pool.count / work_s if work_s > 0 else math.inf)
 
 
-def _alone(placement: Placement, case: Case) -> tuple[Floats, Floats, Floats]:
-    """Return lower limits of TTFT, TPOT and E2E of each sampled request, seconds."""
+def alone_s(placement: Placement, case: Case) -> tuple[Floats, Floats, Floats]:
+    """Return lower limits of TTFT, TPOT and E2E of each sampled request, seconds, each shape (n,)."""
     sample, first, second = case.sample, placement.pools[0], placement.pools[-1]
     ttft_s = case.profiles[first.role].request_s + case.once(_prefill_alone_s, first)
     rest_s = case.once(_decode_alone_s, second)
@@ -244,7 +244,7 @@ def _prefill_work_s(pool: Pool, case: Case) -> float:
         return 0.0
     host, p = profile.host_of(pool.role, pool.parallelism.pp), latency.prefill
     tokens, cached = sample.computed_tokens, sample.cached_tokens
-    limits = profile.limits[pool.role]
+    limits = profile.limits.get(pool.role, BatchLimits())
     token_limit = _prefill_token_limit(pool, case)
     launches = np.maximum(np.minimum(tokens, token_limit) / token_limit, 1 / limits.requests)
     launches = np.maximum(launches, sample.prompt_tokens / max(profile.kv_tokens(pool.parallelism), 1))
@@ -400,7 +400,7 @@ def _bounded(latency: LatencyModel) -> TypeGuard[AffineLatency]:
 
 
 def _prefill_token_limit(pool: Pool, case: Case) -> float:
-    limit: float = case.profiles[pool.role].limits[pool.role].tokens
+    limit: float = case.profiles[pool.role].limits.get(pool.role, BatchLimits()).tokens
     if pool.role is Role.PREFILL and case.options.prefill_token_limit is not None:
         limit = case.options.prefill_token_limit
     # Without any limit a batch may be as large as one likes: then it costs nothing per request.
@@ -408,7 +408,7 @@ def _prefill_token_limit(pool: Pool, case: Case) -> float:
 
 
 def _request_limit(pool: Pool, profile: Profile) -> float:
-    limit: float = profile.limits[pool.role].requests
+    limit: float = profile.limits.get(pool.role, BatchLimits()).requests
     return limit if pool.token_budget is None else min(limit, pool.token_budget)
 
 

@@ -175,7 +175,8 @@ class Estimator:
         wanted, most = self.sampling.replications, self.sampling.max_replications
         if self.replications < wanted:
             return wanted
-        return min(max(math.ceil(self.replications * (half_width / self.sampling.precision) ** 2), wanted + 2), most)
+        short = min(half_width / self.sampling.precision, 1e3)
+        return min(max(math.ceil(self.replications * short**2), wanted + 2), most)
 
     def _enough(self, goodput: Goodput) -> bool:
         if not goodput.log_rates or not goodput.resolved:
@@ -265,15 +266,20 @@ class Estimator:
         if math.isinf(high):
             high, at_high = max(low, self.limit_per_s if math.isfinite(self.limit_per_s) else low) * 1.001, 0.0
         width, fall = math.log(high / low), at_low - at_high
-        share = (at_low - self.target) / fall
+        # Misses grow about exponentially with the rate: their logarithm is closer to a line than attainment is.
+        missed = 1 - self.target
+        misses = [math.log(max(1 - value, missed / 100)) for value in (at_low, at_high)]
+        growth = (misses[1] - misses[0]) / width
+        share = min(max((math.log(missed) - misses[0]) / (misses[1] - misses[0]), 0.0), 1.0)
         root = math.log(low) + share * width
-        own = []
-        for i in range(self.replications):
-            here = self.seen[low][i].sustained
-            there = self.seen[high][i].sustained if high in self.seen else 0.0
-            own.append(root + ((1 - share) * here + share * there - self.target) * width / fall)
+        here = [self.seen[low][i].sustained for i in range(self.replications)]
+        there = [self.seen[high][i].sustained if high in self.seen else 0.0 for i in range(self.replications)]
+        between = [(1 - share) * x + share * y for x, y in zip(here, there, strict=True)]
+        centre = sum(between) / len(between)
+        own = [root + (value - centre) / (missed * growth) for value in between]
         spread = mean_interval(own, confidence=self.sampling.confidence)
-        half = (spread.high - spread.low) / 2 + width * min(fall, 1.0) / 4 + 1e-6
+        # A smooth curve departs from the line by the width squared, a jump by anything within it.
+        half = (spread.high - spread.low) / 2 + width * (width + min(fall, 1.0)) / 4
         below, above = root - half, root + half
         if fall > _JUMP:
             # Where in the bracket attainment jumps is not known.

@@ -1,0 +1,176 @@
+"""Analytic bounds are never below what any simulation does."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from unittest import mock
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dsim.latency import HostOverhead
+from dsim.options import Options
+from dsim.pools import Placement, Policy, Role
+from dsim.profile import BatchLimits, FirstToken, Handover, Preemption, Profile
+from dsim.result import Result
+from dsim.simulate import simulate
+from dsim.slo import Slo
+from dsim.trace import Trace
+from placement import bounds
+from tests.reference.systems import every_role, make_profile, tokens_per_s
+
+PLACEMENTS = (
+    "1xP:tp1pp1 + 1xD:tp1pp1",
+    "2xP:tp1pp1 + 1xD:tp2pp1",
+    "1xP:tp2pp2 + 2xD:tp1pp1",
+    "1xP:tp1pp1 + 1xD:tp1pp2",
+    "1xP:tp2pp1 + 1xD:tp1pp4",
+    "1xC:tp1pp1",
+    "2xC:tp2pp1",
+    "1xC:tp1pp2",
+)
+
+
+@st.composite
+def profiles(draw: st.DrawFn) -> Profile:
+    number = st.floats(0.1, 8.0)
+    small = (draw(number), draw(st.floats(0.0, 0.05)), draw(st.floats(0.0, 1.0)))
+    large = (draw(number), draw(st.floats(0.0, 0.05)), draw(st.floats(0.0, 1.0)))
+    cost = st.floats(0.0, 0.002)
+    host = {role: HostOverhead(draw(cost), draw(cost) / 10, draw(cost) / 1000) for role in Role}
+    handover = Handover(
+        first_token_from=draw(st.sampled_from(FirstToken)),
+        stalls_decode=draw(st.booleans()),
+        latency_s=draw(cost),
+        bandwidth_bytes_per_s=tokens_per_s(draw(st.floats(5e3, 1e6))),
+        watermark=draw(st.sampled_from([0.05, 0.5])),
+    )
+    return make_profile(
+        prefill=(draw(number), draw(st.floats(0.01, 0.5)), draw(st.floats(0.0, 0.001))),
+        decode=small,
+        decode_large=large,
+        threshold_requests=draw(st.integers(2, 12)),
+        host=host,
+        limits={
+            Role.PREFILL: BatchLimits(
+                draw(st.sampled_from([64, 512, math.inf])), draw(st.sampled_from([1, 4, math.inf]))
+            ),
+            Role.DECODE: BatchLimits(math.inf, draw(st.sampled_from([2, 8, math.inf]))),
+            Role.COLOCATED: BatchLimits(draw(st.sampled_from([64, 512])), draw(st.sampled_from([2, 8, math.inf]))),
+        },
+        kv_tokens=draw(st.sampled_from([1 << 10, 1 << 12, 1 << 20])),
+        preemption=draw(st.sampled_from(Preemption)),
+        swap_tokens_per_s=draw(st.floats(1e4, 1e6)),
+        handover=handover,
+        request_s=draw(cost),
+    )
+
+
+def run(text: str, profile: Profile, policy: Policy, *, gap_s: float, seed: int) -> tuple[Placement, Result]:
+    placement = Placement.parse(text, policy=policy, token_budget=64)
+    rng = np.random.default_rng(seed)
+    n = 150
+    prompts = rng.integers(1, 200, n)
+    trace = Trace(
+        np.cumsum(rng.standard_exponential(n)) * gap_s,
+        prompts,
+        rng.integers(1, 100, n),
+        np.minimum(rng.integers(0, 50, n) * rng.integers(0, 2, n), prompts - 1),
+    )
+    return placement, simulate(placement, trace, profiles=profile, options=Options(track_itl=False))
+
+
+def case_of(result: Result, profile: Profile, slo: Slo | None = None) -> bounds.Case:
+    columns = result.columns
+    trace = Trace(
+        columns["arrival_s"], columns["prompt_tokens"], columns["output_tokens"], columns["cached_prompt_tokens"]
+    )
+    return bounds.Case(every_role(profile), bounds.Sample.of(trace), slo or Slo(), 0.9)
+
+
+@settings(max_examples=60)
+@given(profiles(), st.sampled_from(PLACEMENTS), st.sampled_from(Policy), st.integers(0, 1000))
+def test_no_run_finishes_sooner_than_its_work_allows(profile: Profile, text: str, policy: Policy, seed: int) -> None:
+    """On the very lengths of a run the capacity bounds hold exactly, so no tolerance hides a wrong one."""
+    placement, result = run(text, profile, policy, gap_s=1e-3, seed=seed)
+    assert not result.columns["rejected"].any()
+    with mock.patch.object(bounds, "_MARGIN", 0.0):
+        least = bounds.upper_bounds(placement, case_of(result, profile))[0]
+    span_s = float(result.columns["last_token_s"].max() - result.columns["arrival_s"][0])
+    assert len(result) / span_s <= least.rate_per_s * (1 + 1e-9), least.name
+
+
+@settings(max_examples=60)
+@given(profiles(), st.sampled_from(PLACEMENTS), st.sampled_from(Policy), st.integers(0, 1000), st.floats(1e-3, 3.0))
+def test_no_request_is_faster_than_alone(profile: Profile, text: str, policy: Policy, seed: int, gap_s: float) -> None:
+    placement, result = run(text, profile, policy, gap_s=gap_s, seed=seed)
+    ttft_s, tpot_s, e2e_s = bounds.alone_s(placement, case_of(result, profile))
+    slack = 1 - 1e-9
+    assert np.all(result.ttft_s >= ttft_s * slack)
+    assert np.all(result.e2e_s >= e2e_s * slack)
+    several = result.columns["output_tokens"] > 1
+    assert np.all(result.tpot_s[several] >= tpot_s[several] * slack - 1e-12)
+
+
+def test_alone_is_exact_for_single_requests() -> None:
+    """With requests far apart the limits are reached, so the idle share is no loose bound."""
+    profile = make_profile(decode=(4.0, 0.01, 1.0), request_s=0.01)
+    placement, result = run("1xP:tp1pp2 + 1xD:tp2pp1", profile, Policy.ORCA, gap_s=1e3, seed=1)
+    ttft_s, tpot_s, e2e_s = bounds.alone_s(placement, case_of(result, profile))
+    assert result.ttft_s == pytest.approx(ttft_s)
+    assert result.e2e_s == pytest.approx(e2e_s)
+    several = result.columns["output_tokens"] > 1
+    assert result.tpot_s[several] == pytest.approx(tpot_s[several])
+
+
+def test_chunks_alone() -> None:
+    profile = make_profile(decode=(4.0, 0.01, 1.0), prefill=(8.0, 1.0, 0.01))
+    placement, result = run("1xC:tp1pp1", profile, Policy.CHUNKED, gap_s=1e3, seed=1)
+    ttft_s, _, e2e_s = bounds.alone_s(placement, case_of(result, profile))
+    assert result.ttft_s == pytest.approx(ttft_s)
+    assert result.e2e_s == pytest.approx(e2e_s)
+
+
+def test_too_few_requests_meet_the_limits_alone() -> None:
+    profile = make_profile()
+    placement, result = run("1xC:tp1pp1", profile, Policy.ORCA, gap_s=1e3, seed=1)
+    median_s = float(np.median(result.ttft_s))
+    case = case_of(result, profile, Slo(ttft_s=median_s))
+    assert bounds.idle_attainment(placement, case) == pytest.approx(0.5, abs=0.02)
+    least = bounds.upper_bounds(placement, case)[0]
+    assert least.rate_per_s == 0.0
+    assert least.name.startswith("alone on an idle system 5")
+    assert bounds.upper_bounds(placement, case_of(result, profile, Slo(ttft_s=10 * median_s)))[0].rate_per_s > 0
+
+
+def test_prefill_capacity_is_that_of_a_server() -> None:
+    """One prompt a batch: the capacity of M/D/1."""
+    profile = make_profile(prefill=(8.0, 1.0, 0.0), limits={Role.PREFILL: BatchLimits(requests=1)})
+    trace = Trace(np.arange(9.0), np.full(9, 120), np.ones(9, dtype=np.int64), np.zeros(9, dtype=np.int64))
+    case = bounds.Case(every_role(profile), bounds.Sample.of(trace), Slo(), 0.9)
+    found = bounds.upper_bounds(Placement.parse("1xP:tp1pp1 + 1xD:tp1pp1"), case)
+    assert found[0].name == "prefill capacity"
+    assert found[0].rate_per_s == pytest.approx(8.0)
+    twice = bounds.upper_bounds(Placement.parse("2xP:tp1pp1 + 1xD:tp1pp1"), case)
+    assert twice[0].rate_per_s == pytest.approx(16.0)
+
+
+def test_other_latency_models_are_bounded_by_latency_only() -> None:
+    class Constant:
+        """A model that the capacity bounds know nothing about."""
+
+        def __init__(self, inner: object) -> None:
+            self._inner = inner
+
+        def __getattr__(self, name: str) -> object:
+            return getattr(self._inner, name)
+
+    profile = make_profile()
+    odd = dataclasses.replace(profile, latency={tp: Constant(m) for tp, m in profile.latency.items()})  # type: ignore[misc]
+    trace = Trace(np.arange(9.0), np.full(9, 120), np.full(9, 5), np.zeros(9, dtype=np.int64))
+    case = bounds.Case(every_role(odd), bounds.Sample.of(trace), Slo(ttft_s=1.0), 0.9)
+    found = bounds.upper_bounds(Placement.parse("1xC:tp1pp1"), case)
+    assert math.isinf(found[0].rate_per_s)
