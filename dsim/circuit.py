@@ -110,14 +110,19 @@ class Circuit:
         free = {course.kv_id: course.free for course in courses}
         for course in courses:
             course.line = latency.decode_line(course.requests)
+            course.host_s = host.step_s + host.sequence_s * course.requests
             if course.finishes:
                 deadline_s = min(deadline_s, course.ready_s)
         plan = self._plan = _Plan([], [], [], [])
         driver_free_s, stage_free_s, busy_s = self.driver_free_s, self._stages.free_s, 0.0
-        stages = range(len(stage_free_s))
+        pp = len(stage_free_s)
+        stages = range(pp)
         for _ in range(self._plan_launches):
-            course = min(courses, key=_ready)
-            launch_s = max(course.ready_s, driver_free_s)
+            course = courses[0]
+            for other in courses:
+                if other.ready_s < course.ready_s:
+                    course = other
+            launch_s = course.ready_s if course.ready_s > driver_free_s else driver_free_s
             if launch_s >= deadline_s:
                 return deadline_s
             growth = course.due[(course.launched + 1) % course.block_tokens]
@@ -130,8 +135,8 @@ class Circuit:
             course.context = context
             line = course.line
             kernel_s = latency.decode_s(course.requests, context) if line is None else line[0] + line[1] * context
-            host_s = host.launch_s(course.requests, context)
-            stage_s = kernel_s / len(stage_free_s)
+            host_s = course.host_s + host.token_s * context
+            stage_s = kernel_s / pp
             driver_free_s = launch_s + host_s
             leave_s = driver_free_s
             stage_free_s = stage_free_s[:]
@@ -216,6 +221,7 @@ class _Course:
         "finish",
         "finishes",
         "free",
+        "host_s",
         "in_flight",
         "kv_id",
         "launched",
@@ -239,6 +245,7 @@ class _Course:
         self.finish = batch.next_finish()
         self.finishes = self.in_flight and self.launched == self.finish
         self.line: tuple[float, float] | None = None
+        self.host_s = 0.0
 
 
 def _ready(course: _Course) -> float:

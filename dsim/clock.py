@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from heapq import heappush
-from typing import Final
+from typing import Final, cast
 
 import simpy
-from simpy.core import Infinity
-
 
 #: Order of what happens at one instant (docs/semantics.md, section 2).
 STEP_END: Final = 1
@@ -42,6 +40,11 @@ class Clock(simpy.Environment):
     between events that are meant for the same instant.
     """
 
+    def __init__(self) -> None:
+        super().__init__()
+        #: The event queue itself, the next event first; to be looked at only.
+        self.pending = cast(list[tuple[float, int, int, simpy.Event]], self._queue)
+
     def at(self, time_s: float, order: int, callback: Callable[[simpy.Event], None]) -> Wake:
         """Schedule `callback` for the instant `time_s` (>= now) and return the event.
 
@@ -49,7 +52,7 @@ class Clock(simpy.Environment):
             order: `STEP_END`, `TRANSFER_END` or `ARRIVAL`.
         """
         wake = Wake(callback)
-        heappush(self._queue, (time_s, order, next(self._eid), wake))
+        heappush(self.pending, (time_s, order, next(self._eid), wake))
         return wake
 
     def scheduled(self) -> int:
@@ -57,18 +60,7 @@ class Clock(simpy.Environment):
         return next(self._eid)
 
     @property
-    def pending(self) -> list[tuple[float, int, int, simpy.Event]]:
-        """The event queue itself, to be looked at only."""
-        return self._queue  # type: ignore[return-value]
-
-    @property
     def quiet(self) -> bool:
         """Whether nothing else is scheduled for this instant."""
-        queue = self._queue
+        queue = self.pending
         return not queue or queue[0][0] > self._now
-
-    @property
-    def next_event_s(self) -> float:
-        """Instant of the next event; infinite if there is none."""
-        queue = self._queue
-        return float(queue[0][0]) if queue else Infinity

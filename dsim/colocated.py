@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from functools import partial
 from typing import TYPE_CHECKING
 
 from dsim.circuit import Circuit
@@ -299,9 +298,7 @@ class PipelinedColocatedInstance(ColocatedInstance):
                 deadline_s = min(deadline_s, end_s if flying else circuit.next_event_s(driver=True))
             elif state.running.members:
                 cruising.append(state.running)
-        return circuit.look_ahead(
-            cruising, self._latency, self._host, deadline_s=deadline_s, max_context=math.inf
-        )
+        return circuit.look_ahead(cruising, self._latency, self._host, deadline_s=deadline_s, max_context=math.inf)
 
     def _on_wake(self, _event: simpy.Event) -> None:
         self._wake = None

@@ -237,7 +237,8 @@ class Deployment:
     @property
     def leaked_blocks(self) -> int:
         """KV blocks still taken; 0 once every request has left."""
-        caches = [instance.kv for instance in (*self.prefills, *self.decodes)]
+        caches = [instance.kv for instance in self.prefills]
+        caches += [instance.kv for instance in self.decodes]
         caches += [kv for instance in self.colocated for kv in instance.loop_kv]
         return sum(kv.capacity - kv.free for kv in caches)
 

@@ -12,8 +12,8 @@ class Job:
     """Mutable state of one request while it is in the system; the columns of the recorder outlive it.
 
     `joined_context` is the context of the first step that the job takes part in since it joined its running batch, and
-    `joined_launch` the number of that launch: what it holds at any later launch follows from the two. `ticket` tells its
-    current entry in the batch's finish heap from stale ones.
+    `joined_launch` the number of that launch: what it holds at any later launch follows from the two. `ticket` tells
+    its current entry in the batch's finish heap from stale ones.
     """
 
     __slots__ = (

@@ -233,9 +233,7 @@ class Chunked:
 
     def wants_turn(self, loop: LoopState) -> bool:
         """Whether a prompt could be admitted and has budget left."""
-        return (
-            not loop.preempted and len(loop.running) < self._token_budget and loop.admissible(0)
-        )
+        return not loop.preempted and len(loop.running) < self._token_budget and loop.admissible(0)
 
 
 def _decodes_ready(loop: LoopState) -> bool:
@@ -254,4 +252,9 @@ def scheduling_policy(policy: Policy, token_budget: int | None) -> SchedulingPol
     """Return the policy object of a colocated pool."""
     if policy is Policy.CHUNKED:
         return Chunked(token_budget or 0)
-    return {Policy.PREFILL_FIRST: PrefillFirst, Policy.DECODE_FIRST: DecodeFirst, Policy.ORCA: Orca}[policy]()
+    whole: dict[Policy, SchedulingPolicy] = {
+        Policy.PREFILL_FIRST: PrefillFirst(),
+        Policy.DECODE_FIRST: DecodeFirst(),
+        Policy.ORCA: Orca(),
+    }
+    return whole[policy]

@@ -128,7 +128,9 @@ class Placement:
             )
 
     @classmethod
-    def disaggregated(cls, *, prefill: Parallelism, num_prefill: int, decode: Parallelism, num_decode: int) -> Placement:
+    def disaggregated(
+        cls, *, prefill: Parallelism, num_prefill: int, decode: Parallelism, num_decode: int
+    ) -> Placement:
         """Return `num_prefill` prefill and `num_decode` decode instances."""
         return cls((Pool(Role.PREFILL, num_prefill, prefill), Pool(Role.DECODE, num_decode, decode)))
 

@@ -112,7 +112,7 @@ class Result:
         )
 
     def __len__(self) -> int:
-        return self.counted.stop - self.counted.start
+        return int(self.counted.stop - self.counted.start)
 
     def column(self, name: str) -> NDArray[Any]:
         """Return one column of the counted requests, shape (n,)."""
@@ -121,19 +121,22 @@ class Result:
     @property
     def ttft_s(self) -> NDArray[np.float64]:
         """Time to first token of the counted requests, seconds; NaN where rejected or unfinished."""
-        return self.column("first_token_s") - self.column("arrival_s")
+        seconds: NDArray[np.float64] = self.column("first_token_s") - self.column("arrival_s")
+        return seconds
 
     @property
     def tpot_s(self) -> NDArray[np.float64]:
         """Time per output token of the counted requests, seconds; NaN for one-token outputs and unfinished ones."""
         later = (self.column("output_tokens") - 1).astype(np.float64)
         later[later == 0] = np.nan
-        return (self.column("last_token_s") - self.column("first_token_s")) / later
+        seconds: NDArray[np.float64] = (self.column("last_token_s") - self.column("first_token_s")) / later
+        return seconds
 
     @property
     def e2e_s(self) -> NDArray[np.float64]:
         """Time from arrival to the last token of the counted requests, seconds; NaN where unfinished."""
-        return self.column("last_token_s") - self.column("arrival_s")
+        seconds: NDArray[np.float64] = self.column("last_token_s") - self.column("arrival_s")
+        return seconds
 
     def met_ttft(self, slo: Slo) -> NDArray[np.bool_]:
         """Whether each counted request met the TTFT limit."""
@@ -142,7 +145,8 @@ class Result:
     def met_tpot(self, slo: Slo) -> NDArray[np.bool_]:
         """Whether each counted request met the TPOT limit; one-token outputs did when they finished."""
         single = (self.column("output_tokens") == 1) & ~np.isnan(self.column("last_token_s"))
-        return (self.tpot_s <= slo.tpot_s) | single
+        met: NDArray[np.bool_] = (self.tpot_s <= slo.tpot_s) | single
+        return met
 
     def met(self, slo: Slo) -> NDArray[np.bool_]:
         """Whether each counted request met every limit; unfinished and rejected ones did not."""
@@ -176,7 +180,7 @@ class Result:
         return done / span_s if span_s > 0 else math.inf
 
     def ttft_parts_s(self) -> dict[str, float]:
-        """Mean seconds between arrival and first decode launch, by part; `decode_admission` and `transfer` of those who had them.
+        """Mean seconds between arrival and first decode launch, by part, each over the requests that had it.
 
         Which parts precede the first token depends on the handover: `first_token_after` names the last one that does.
         """

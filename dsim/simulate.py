@@ -45,7 +45,7 @@ def simulate(
         InputError: a request is longer than the model's context, or a step leaves the latency model's valid range.
         InfeasiblePlacementError: the placement cannot run.
     """
-    by_role = {role: profiles for role in Role} if isinstance(profiles, Profile) else profiles
+    by_role = dict.fromkeys(Role, profiles) if isinstance(profiles, Profile) else profiles
     if not isinstance(source, Trace | ClosedLoop) and window.counted is None:
         raise InputError("window", "must be given for an endless source", name="counted")
     recorder = Recorder(window, track_itl=options.track_itl, log_steps=options.log_steps)
@@ -151,7 +151,9 @@ class _Users:
         self, deployment: Deployment, loop: ClosedLoop, *, seed: int, context_tokens: int, request_s: float
     ) -> None:
         self._deployment = deployment
-        self._lengths = [loop.user_lengths(user, seed=seed, context_tokens=context_tokens) for user in range(loop.users)]
+        self._lengths = [
+            loop.user_lengths(user, seed=seed, context_tokens=context_tokens) for user in range(loop.users)
+        ]
         self._request_s = request_s
         self._unsent = loop.num_requests
         self._index = 0

@@ -153,8 +153,8 @@ def assert_equal_to_reference(system: System, *, tolerance_s: float) -> None:
                 (s.role, s.instance, s.index, s.launch_s, s.end_s, s.prefill_ids, s.decode_ids) for s in reference.steps
             ]
             assert _batches(ours) == _batches(theirs)
-            ours, theirs = (sorted(step[3:5] for step in steps) for steps in (ours, theirs))
-            np.testing.assert_allclose(ours, theirs, rtol=0, atol=tolerance_s)
+            spans, expected = (np.array(sorted(step[3:5] for step in steps)) for steps in (ours, theirs))
+            np.testing.assert_allclose(spans, expected, rtol=0, atol=tolerance_s)
 
 
 def _batches(steps: list[tuple[Any, ...]]) -> dict[tuple[Any, ...], list[tuple[Any, ...]]]:
