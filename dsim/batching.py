@@ -12,8 +12,8 @@ from dsim.profile import BatchLimits
 def take_batch(queue: deque[Job], limits: BatchLimits, kv: KvCache) -> list[Job]:
     """Remove from `queue` and return the next prefill batch, its KV blocks taken; empty if the head does not fit.
 
-    First come first served: requests from the head while the batch keeps within `limits` and the free blocks. A prompt over the
-    token limit goes alone.
+    First come first served: requests from the head while the batch keeps within `limits` and the free blocks. A prompt
+    over the token limit goes alone.
     """
     batch: list[Job] = []
     tokens = 0

@@ -36,8 +36,8 @@ class _Plan:
 class Circuit:
     """Driver, stages, and the batches (micro-batches or engine loops) in flight.
 
-    Decode steps of batches that do not change follow a recursion: a closed tandem queue. `look_ahead` plans them up to the
-    next one that needs a decision; `commit` makes those happen that have begun by the time something else does.
+    Decode steps of batches that do not change follow a recursion: a closed tandem queue. `look_ahead` plans them up to
+    the next one that needs a decision; `commit` makes those happen that have begun by the time something else does.
 
     Args:
         parts: how many batches circulate.
