@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import functools
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -156,3 +157,39 @@ def curve_differences(*, seeds: int) -> Mapping[tuple[str, str, str], list[float
 def roles_of(profile: Profile) -> dict[Role, Profile]:
     """Return the mapping that gives each role the same profile."""
     return dict.fromkeys(Role, profile)
+
+
+def report(*, seeds: int = 40) -> str:
+    """Return the tables of docs/validation.md: every run and every curve, the bad points included."""
+    lines = [
+        "| run | joint attainment, measured | simulated | difference | P90 TTFT s, measured | simulated "
+        "| median TPOT ms, measured | simulated |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for kind in RUN_PLACEMENTS:
+        differences = []
+        for run in sorted(runs(kind), key=lambda run: (len(run.trace), run.name)):
+            result = replay(run)
+            measured, simulated_share = run.attainment(RUN_SLO), result.attainment(RUN_SLO).both
+            differences.append(100 * (simulated_share - measured))
+            several = run.trace.output_tokens > 1
+            lines.append(
+                f"| {run.name} | {100 * measured:.1f} % | {100 * simulated_share:.1f} % | {differences[-1]:+.1f} "
+                f"| {np.quantile(run.ttft_s, 0.9):.3f} | {np.quantile(result.ttft_s, 0.9):.3f} "
+                f"| {1e3 * np.median(run.tpot_s[several]):.1f} | {1e3 * np.nanmedian(result.tpot_s):.1f} |"
+            )
+        rmse = np.sqrt(np.mean(np.square(differences)))
+        lines.append(f"| **{kind}** | | | RMSE {rmse:.2f}, worst {np.max(np.abs(differences)):.1f} | | | | |")
+    lines += ["", "| curve | points | mean absolute difference, points | worst |", "|---|---|---|---|"]
+    every: list[float] = []
+    for (figure, model, system), values in curve_differences(seeds=seeds).items():
+        every += values
+        axis = "rate" if figure == "fig8_rate" else "SLO scale"
+        name = f"{model.removeprefix('facebook/')}, {system}, {axis}"
+        lines.append(f"| {name} | {len(values)} | {100 * np.mean(values):.1f} | {100 * max(values):.1f} |")
+    lines.append(f"| **all** | {len(every)} | {100 * np.mean(every):.1f} | {100 * max(every):.1f} |")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    sys.stdout.write(report() + "\n")

@@ -15,9 +15,7 @@ BOUNDS = {"c21d11": (2.5, 6.0), "c21d12": (6.0, 15.0), "vllm": (9.0, 15.0)}
 
 @pytest.mark.parametrize("kind", BOUNDS)
 def test_joint_attainment(kind: str) -> None:
-    differences = [
-        100 * (replay(run).attainment(RUN_SLO).both - run.attainment(RUN_SLO)) for run in runs(kind)
-    ]
+    differences = [100 * (replay(run).attainment(RUN_SLO).both - run.attainment(RUN_SLO)) for run in runs(kind)]
     assert len(differences) == {"c21d11": 9, "c21d12": 4, "vllm": 4}[kind]
     rmse, worst = BOUNDS[kind]
     assert np.sqrt(np.mean(np.square(differences))) <= rmse
