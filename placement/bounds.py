@@ -335,21 +335,23 @@ def _least_launches(steps: float, contexts: float, kv_tokens: float, requests: f
 
 
 def _decode_steps_s(latency: AffineLatency, steps: float, launches: float, contexts: float, requests: float) -> float:
-    """Return the least step time of `steps` tokens of a request in `launches` launches.
+    """Return the least step time of `steps` tokens of a request in at least `launches` launches.
 
     A launch of B costs at least f(B) + b·S with f convex (the lower hull over all batch sizes); by Jensen K launches of
-    N tokens cost at least K·f(N/K), which falls no further as K grows because f(0) >= 0.
+    N tokens cost at least K·f(N/K), and K may be larger than the fewest where smaller batches are cheaper a token.
     """
     if steps <= 0:
         return 0.0
     sizes, floor_s, slope_s = _hull(latency, requests)
     mean_batch = min(max(steps / launches, 1.0), requests)
     if mean_batch > sizes[-1]:
-        growth_s = float((floor_s[-1] - floor_s[-2]) / (sizes[-1] - sizes[-2]))
+        growth_s = float((floor_s[-1] - floor_s[-2]) / (sizes[-1] - sizes[-2])) if len(sizes) > 1 else 0.0
         floor = float(floor_s[-1]) + (mean_batch - float(sizes[-1])) * growth_s
     else:
         floor = float(np.interp(mean_batch, sizes, floor_s))
-    return steps / mean_batch * floor + slope_s * contexts
+    smaller = sizes <= mean_batch
+    per_token_s = min(floor / mean_batch, float(np.min(floor_s[smaller] / sizes[smaller])))
+    return steps * per_token_s + slope_s * contexts
 
 
 @functools.lru_cache(maxsize=256)
