@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,8 @@ from dsim.result import Result
 from dsim.simulate import simulate
 from dsim.workload import ClosedLoop, Fixed
 from tests.reference.systems import every_role, make_profile, make_trace, tokens_per_s
+
+ROOT = Path(__file__).resolve().parents[1]
 
 Corruption = Callable[[Result], Result]
 
@@ -399,7 +402,9 @@ def test_same_seed_same_bytes_also_in_a_fresh_process() -> None:
     program = "from tests.test_laws import seeded_digest; import sys; sys.stdout.write(seeded_digest())"
     command = [sys.executable, "-c", program]
     for hash_seed in ("1", "2"):
-        fresh = subprocess.run(command, check=True, capture_output=True, text=True, env={"PYTHONHASHSEED": hash_seed})
+        fresh = subprocess.run(
+            command, check=True, capture_output=True, text=True, cwd=ROOT, env={"PYTHONHASHSEED": hash_seed}
+        )
         assert fresh.stdout == here
 
 
