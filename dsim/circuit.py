@@ -24,13 +24,13 @@ class _Plan:
         launch_s: instants of the launches.
         part: batch of each.
         end_s: when each leaves the last stage.
-        after: driver and stages free times, and busy seconds added, after each launch.
+        after: driver and stages free times, and seconds added to the driver's and a stage's work, after each launch.
     """
 
     launch_s: list[float]
     part: list[int]
     end_s: list[float]
-    after: list[tuple[float, list[float], float]]
+    after: list[tuple[float, list[float], float, float]]
 
 
 class Circuit:
@@ -44,7 +44,17 @@ class Circuit:
         stages: pipeline stages.
     """
 
-    __slots__ = ("_driver_due", "_plan", "_plan_launches", "_stages", "busy_s", "driver_free_s", "end_s", "ready_s")
+    __slots__ = (
+        "_driver_due",
+        "_plan",
+        "_plan_launches",
+        "_stages",
+        "driver_free_s",
+        "driver_s",
+        "end_s",
+        "ready_s",
+        "stage_s",
+    )
 
     def __init__(self, *, parts: int, stages: int) -> None:
         self.driver_free_s = 0.0
@@ -52,11 +62,18 @@ class Circuit:
         self.end_s = [math.inf] * parts
         #: Since when each batch has been out of flight.
         self.ready_s = [0.0] * parts
-        self.busy_s = 0.0
+        #: Seconds that the driver, and that each stage, has been busy.
+        self.driver_s = 0.0
+        self.stage_s = 0.0
         self._driver_due = False
         self._stages = Stages(stages)
         self._plan: _Plan | None = None
         self._plan_launches = _PLAN_LAUNCHES[0]
+
+    @property
+    def busy_s(self) -> float:
+        """Seconds that the busier of the driver and the first stage has been busy; they overlap."""
+        return max(self.driver_s, self.stage_s)
 
     @property
     def all_in_flight(self) -> bool:
@@ -80,7 +97,8 @@ class Circuit:
         self._driver_due = True
         end_s = self._stages.pass_through(self.driver_free_s, stage_s, stage_s)
         self.end_s[part] = end_s
-        self.busy_s += hold_s + stage_s
+        self.driver_s += hold_s
+        self.stage_s += stage_s
         return end_s
 
     def next_event_s(self, *, driver: bool) -> float:
@@ -114,7 +132,8 @@ class Circuit:
             if course.finishes:
                 deadline_s = min(deadline_s, course.ready_s)
         plan = self._plan = _Plan([], [], [], [])
-        driver_free_s, stage_free_s, busy_s = self.driver_free_s, self._stages.free_s, 0.0
+        driver_free_s, stage_free_s = self.driver_free_s, self._stages.free_s
+        driver_s = stages_s = 0.0
         pp = len(stage_free_s)
         stages = range(pp)
         for _ in range(self._plan_launches):
@@ -145,14 +164,15 @@ class Circuit:
                     leave_s = stage_free_s[stage]
                 leave_s += stage_s
                 stage_free_s[stage] = leave_s
-            busy_s += host_s + stage_s
+            driver_s += host_s
+            stages_s += stage_s
             course.ready_s = leave_s
             if course.launched == course.finish and leave_s < deadline_s:
                 deadline_s = leave_s
             plan.launch_s.append(launch_s)
             plan.part.append(course.part)
             plan.end_s.append(leave_s)
-            plan.after.append((driver_free_s, stage_free_s, busy_s))
+            plan.after.append((driver_free_s, stage_free_s, driver_s, stages_s))
         return min(max(min(courses, key=_ready).ready_s, driver_free_s), deadline_s)
 
     def commit(
@@ -185,10 +205,11 @@ class Circuit:
         land: Callable[[int, float], None],
         gaps: Gaps | None,
     ) -> None:
-        driver_free_s, stage_free_s, busy_s = plan.after[begun - 1]
+        driver_free_s, stage_free_s, driver_s, stages_s = plan.after[begun - 1]
         self.driver_free_s, self._driver_due = driver_free_s, True
         self._stages.free_s = stage_free_s[:]
-        self.busy_s += busy_s
+        self.driver_s += driver_s
+        self.stage_s += stages_s
         ends: dict[int, list[float]] = {}
         for part, end_s in zip(plan.part[:begun], plan.end_s[:begun], strict=True):
             ends.setdefault(part, []).append(end_s)

@@ -300,10 +300,10 @@ class SerialDecodeInstance(DecodeInstance):
             if stalls:
                 if self._may_pull():
                     self._plan(now_s, limit=1, split=True)
-            elif self._may_pull() or self.pulled:
+            elif self._may_pull() or self.pulled or self.preempted:
                 self._split(now_s)
                 self._pull_all(now_s)
-                self._plan(now_s, limit=1 if self.pulled else None)
+                self._plan(now_s, limit=1 if self.pulled or self.preempted else None)
             return
         if self._pulling:
             return

@@ -155,6 +155,7 @@ class _Users:
             loop.user_lengths(user, seed=seed, context_tokens=context_tokens) for user in range(loop.users)
         ]
         self._request_s = request_s
+        self._turnaround_s = loop.turnaround_s
         self._unsent = loop.num_requests
         self._index = 0
         #: (queued at, user, sent at), by instant and then user.
@@ -169,7 +170,7 @@ class _Users:
 
     def _on_finish(self, job: Job) -> None:
         if self._unsent:
-            self._send(job.user, self._deployment.clock.now)
+            self._send(job.user, self._deployment.clock.now + self._turnaround_s)
 
     def _on_arrival(self, _event: simpy.Event) -> None:
         _, user, sent_s = heapq.heappop(self._due)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,8 @@ from dsim.profile import BatchLimits, FirstToken, Handover, Preemption, Profile
 from dsim.recorder import TIME_COLUMNS
 from dsim.simulate import simulate
 from dsim.trace import Trace
-from tests.reference.simulator import run_reference
+from dsim.workload import ClosedLoop, Uniform
+from tests.reference.simulator import run_reference, run_reference_closed
 from tests.reference.systems import every_role, make_profile, make_trace, tokens_per_s
 
 
@@ -163,6 +164,29 @@ def _batches(steps: list[tuple[Any, ...]]) -> dict[tuple[Any, ...], list[tuple[A
     for role, instance, part, _, _, prefill, decode in steps:
         batches.setdefault((role, instance, part), []).append((prefill, tuple(sorted(decode))))
     return batches
+
+
+@given(systems(dyadic=True), st.integers(1, 6), st.sampled_from([0.0, 5 / 1024]), st.integers(0, 3))
+def test_closed_loop_equals_the_reference(system: System, users: int, stagger_s: float, seed: int) -> None:
+    loop = ClosedLoop(users, Uniform(30, 20, low=0.05), num_requests=users + 20, stagger_s=stagger_s)
+    options = replace(system.options, seed=seed)
+    streams = [loop.user_lengths(user, seed=seed, context_tokens=2048) for user in range(users)]
+    lengths = [[next(stream) for _ in range(loop.num_requests)] for stream in streams]
+    reference = run_reference_closed(
+        system.placement,
+        lengths,
+        [loop.start_s(user) for user in range(users)],
+        loop.num_requests,
+        every_role(system.profile),
+        seed=seed,
+        prefill_router=options.prefill_routing.value,
+        decode_router=options.decode_routing.value,
+        colocated_router=options.prefill_routing.value,
+        prefill_token_limit=options.prefill_token_limit,
+    )
+    fast = simulate(system.placement, loop, profiles=every_role(system.profile), options=options)
+    for name in TIME_COLUMNS:
+        np.testing.assert_array_equal(fast.columns[name], getattr(reference, name), err_msg=name)
 
 
 @given(systems(dyadic=True))

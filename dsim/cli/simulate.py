@@ -388,7 +388,6 @@ def _looped(asked: _Asked, users: int) -> _Traffic:
         counted + warmup,
         stagger_s=0.0 if asked.stagger is None else seconds("--stagger", asked.stagger),
         turnaround_s=0.0 if asked.turnaround is None else seconds("--turnaround", asked.turnaround),
-        count_first_wave=not asked.skip_first_wave,
     )
     return _Traffic(
         loop,

@@ -95,7 +95,6 @@ class ClosedLoop:
         num_requests: sent in all, >= users; then the users stop.
         stagger_s: user u starts at u times this.
         turnaround_s: the client's time between a last token and that user's next request.
-        count_first_wave: whether each user's first request counts in the statistics.
     """
 
     users: int
@@ -103,16 +102,14 @@ class ClosedLoop:
     num_requests: int
     stagger_s: float = 0.0
     turnaround_s: float = 0.0
-    count_first_wave: bool = True
 
     def __post_init__(self) -> None:
         if not 1 <= self.users <= 1_000_000:
             raise InputError("closed loop", "must be between 1 and 1000000", name="users", value=self.users)
-        least = self.users if self.count_first_wave else self.users + 1
-        if self.num_requests < least:
+        if self.num_requests < self.users:
             raise InputError(
                 "closed loop",
-                f"must be at least {least}",
+                f"must be at least {self.users}",
                 name="num_requests",
                 value=self.num_requests,
                 hint="each user sends at least one request",
