@@ -18,8 +18,8 @@ _BESIDE: Final = 0.03
 #: beyond which the slope is so steep that only half the width is taken as linear.
 _JUMP: Final = 0.6
 _STEEP: Final = 0.3
-#: Fall of attainment per unit of log rate assumed before two rates have been probed.
-_SLOPE: Final = 1.5
+#: Growth of the logarithm of the misses per log ratio of rates that is assumed before two rates have been probed.
+_GROWTH: Final = 12.0
 #: Log ratio of two neighbouring rates at least and at most, while one end of the bracket is missing.
 _STEP: Final = (0.06, 0.5)
 #: Rates probed at most.
@@ -52,11 +52,6 @@ class Observation:
     stopped_early: bool = False
     requests: int = 0
 
-    @property
-    def sustained(self) -> float:
-        """Attainment that lasts: none where the backlog grows, however good the run still looks."""
-        return self.attainment if self.stable else 0.0
-
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
@@ -86,6 +81,7 @@ class Goodput:
         log_rates: log of the rate that each replication alone points at, by replication; empty where nothing is
             sustained. Two placements' replications of one number saw the same requests.
         bracket_per_s: the highest rate sustained and the lowest not sustained.
+        resolution: how far the root may lie from the estimate, as a log ratio, whatever the number of replications.
         monotone: False if attainment rose significantly with the rate somewhere.
         resolved: False if the search for the root was given up.
         requests: requests simulated for it.
@@ -94,6 +90,7 @@ class Goodput:
     rate_per_s: Interval
     log_rates: tuple[float, ...]
     bracket_per_s: tuple[float, float]
+    resolution: float = 0.0
     monotone: bool = True
     resolved: bool = True
     requests: int = 0
@@ -106,16 +103,9 @@ def ratio(a: Goodput, b: Goodput, *, confidence: float = 0.95) -> Interval | Non
         return None
     paired = [x - y for x, y in zip(a.log_rates[:common], b.log_rates[:common], strict=True)]
     spread = mean_interval(paired, confidence=confidence)
-    # Never surer than the brackets between which the two roots lie.
-    floor = (_floor(a) + _floor(b)) / 2
     best = a.rate_per_s.best / b.rate_per_s.best
-    half = (spread.high - spread.low) / 2 + floor
+    half = (spread.high - spread.low) / 2 + a.resolution + b.resolution
     return Interval(best * math.exp(-half), best, best * math.exp(half))
-
-
-def _floor(goodput: Goodput) -> float:
-    low, high = goodput.bracket_per_s
-    return 0.01 * math.log(high / low) if low > 0 else 0.0
 
 
 @dataclass(slots=True)
@@ -190,13 +180,23 @@ class Estimator:
     def _is_exhausted(self) -> bool:
         return self.replications >= self.sampling.max_replications
 
+    def _sustained(self, rate_per_s: float) -> list[float]:
+        """Return the attainment that lasts at a rate, by replication.
+
+        None does where the backlog grows in at least half of the runs, however good they still look. In fewer it may be
+        chance, and the attainment of those runs is low enough.
+        """
+        runs = [self.seen[rate_per_s][i] for i in range(self.replications)]
+        if 2 * sum(not run.stable for run in runs) >= len(runs):
+            return [0.0] * len(runs)
+        return [run.attainment for run in runs]
+
     def _means(self) -> list[tuple[float, float]]:
         """Return (rate, mean attainment) of the rates that all current replications have seen, by rate."""
         means = []
         for rate in sorted(self.seen):
-            runs = self.seen[rate]
-            if all(i in runs for i in range(self.replications)):
-                means.append((rate, sum(runs[i].sustained for i in range(self.replications)) / self.replications))
+            if all(i in self.seen[rate] for i in range(self.replications)):
+                means.append((rate, sum(self._sustained(rate)) / self.replications))
         return means
 
     def _bracket(self, means: Sequence[tuple[float, float]]) -> tuple[tuple[float, float], tuple[float, float]]:
@@ -222,15 +222,15 @@ class Estimator:
                 return None
             if above := [rate for rate in self._incomplete() if rate > low]:
                 return min(above)
-            return min(low * math.exp(_clamped((at_low - self.target) / _SLOPE)), self.limit_per_s)
+            return min(
+                low * math.exp(self._step(at_low, sum(mean >= self.target for _, mean in means))), self.limit_per_s
+            )
         if low == 0:
             if high <= _NOTHING * min(self.limit_per_s, self.start_per_s):
                 return None
             if below := [rate for rate in self._incomplete() if rate < high]:
                 return max(below)
-            # The first step is short, because starts are good guesses; failing steps grow.
-            failed = sum(mean < self.target for _, mean in means)
-            return high * math.exp(-_clamped((self.target - at_high) / _SLOPE) * 1.5 ** max(0, failed - 2))
+            return high * math.exp(-self._step(at_high, sum(mean < self.target for _, mean in means)))
         width, fall = math.log(high / low), at_low - at_high
         if fall > _JUMP:
             return math.sqrt(low * high) if width > self.sampling.precision / 2 else None
@@ -242,6 +242,15 @@ class Estimator:
             return max(root * math.exp(-_BESIDE), low * math.exp(width / 10))
         return min(root * math.exp(_BESIDE), high * math.exp(-width / 10))
 
+    def _step(self, attainment: float, tries: int) -> float:
+        """Return how far from a rate to look for the other end, as a log ratio.
+
+        As far as misses that grow at the usual speed take; short at first, as starts are good guesses, then longer.
+        """
+        missed = 1 - self.target
+        away = abs(math.log(max(1 - attainment, missed / 100) / missed)) / _GROWTH
+        return min(max(away, _STEP[0]), _STEP[1]) * 1.5 ** max(0, tries - 2)
+
     def _incomplete(self) -> list[float]:
         """Return the rates that lack replications: to complete one costs less than a new one."""
         return [rate for rate, runs in self.seen.items() if any(i not in runs for i in range(self.replications))]
@@ -250,7 +259,7 @@ class Estimator:
         """Return the rate next to the crossing that fewer replications saw."""
         if not self.seen:
             return None
-        fewer = {rate: [run.sustained for run in runs.values()] for rate, runs in self.seen.items()}
+        fewer = {rate: [run.attainment * run.stable for run in runs.values()] for rate, runs in self.seen.items()}
         means = [(rate, sum(values) / len(values)) for rate, values in sorted(fewer.items())]
         low, high = self._bracket(means)
         return low[0] or high[0]
@@ -261,43 +270,42 @@ class Estimator:
         requests = sum(run.requests for runs in self.seen.values() for run in runs.values())
         monotone = self._is_monotone(means)
         if low == 0:
-            return Goodput(Interval(0.0, 0.0, high), (), (0.0, high), monotone, requests=requests)
+            return Goodput(Interval(0.0, 0.0, high), (), (0.0, high), monotone=monotone, requests=requests)
         resolved = not math.isinf(high) or low >= self.limit_per_s
         if math.isinf(high):
             high, at_high = max(low, self.limit_per_s if math.isfinite(self.limit_per_s) else low) * 1.001, 0.0
         width, fall = math.log(high / low), at_low - at_high
         # Misses grow about exponentially with the rate: their logarithm is closer to a line than attainment is.
         missed = 1 - self.target
-        misses = [math.log(max(1 - value, missed / 100)) for value in (at_low, at_high)]
-        growth = (misses[1] - misses[0]) / width
-        share = min(max((math.log(missed) - misses[0]) / (misses[1] - misses[0]), 0.0), 1.0)
+        missing = [max(1 - value, missed / 100) for value in (at_low, at_high)]
+        growth = math.log(missing[1] / missing[0]) / width
+        share = min(max(math.log(missed / missing[0]) / (growth * width), 0.0), 1.0)
         root = math.log(low) + share * width
-        here = [self.seen[low][i].sustained for i in range(self.replications)]
-        there = [self.seen[high][i].sustained if high in self.seen else 0.0 for i in range(self.replications)]
-        between = [(1 - share) * x + share * y for x, y in zip(here, there, strict=True)]
-        centre = sum(between) / len(between)
-        own = [root + (value - centre) / (missed * growth) for value in between]
+        here = self._sustained(low)
+        there = self._sustained(high) if high in self.seen else [0.0] * self.replications
+        # The crossing moves with each replication's misses by the derivative of the interpolation.
+        own = [
+            root - ((1 - share) * (at_low - x) / missing[0] + share * (at_high - y) / missing[1]) / growth
+            for x, y in zip(here, there, strict=True)
+        ]
         spread = mean_interval(own, confidence=self.sampling.confidence)
         # A smooth curve departs from the line by the width squared, a jump by anything within it.
-        half = (spread.high - spread.low) / 2 + width * (width + min(fall, 1.0)) / 4
+        resolution = width * (width + min(fall, 1.0)) / 4
+        half = (spread.high - spread.low) / 2 + resolution
         below, above = root - half, root + half
         if fall > _JUMP:
             # Where in the bracket attainment jumps is not known.
             below, above = min(below, math.log(low)), max(above, math.log(high))
         interval = Interval(math.exp(below), math.exp(root), math.exp(above))
-        return Goodput(interval, tuple(own), (low, high), monotone, resolved, requests)
+        return Goodput(interval, tuple(own), (low, high), resolution, monotone, resolved, requests)
 
     def _is_monotone(self, means: Sequence[tuple[float, float]]) -> bool:
         """Return whether attainment never rises from one rate to the next by more than its paired error."""
         for (rate, mean), (faster, above) in itertools.pairwise(means):
-            rises = [self.seen[faster][i].sustained - self.seen[rate][i].sustained for i in range(self.replications)]
+            rises = [y - x for x, y in zip(self._sustained(rate), self._sustained(faster), strict=True)]
             if above > mean + 0.01 and mean_interval(rises, confidence=0.99).low > 0:
                 return False
         return True
-
-
-def _clamped(step: float) -> float:
-    return min(max(step, _STEP[0]), _STEP[1])
 
 
 def estimate(

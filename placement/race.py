@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import heapq
 import math
 import statistics
 from collections.abc import Generator, Sequence
@@ -15,18 +14,21 @@ from placement.goodput import Ask, Estimator, Goodput, Sampling
 from placement.probe import Outcome, Probe
 from placement.runner import Runner
 
-#: Attainment that a run may miss the target by before it is stopped as certainly failed.
-SLACK: Final = 0.15
-BRIEF_SLACK: Final = 0.25
+#: Attainment that a run may miss the target by before it is stopped as certainly failed; a brief one; and one of those
+#: that decide where to begin.
+_SLACK: Final = 0.15
+_BRIEF_SLACK: Final = 0.25
 _SEEDING_SLACK: Final = 0.5
-#: A short run fails for certain if it is below the target by more than so many standard errors, each of at least
-#: `_DOUBT`: the errors of a short run near saturation are themselves underestimated.
+#: A run that weeds out fails for certain if it is below the target by more than so many standard errors, each of at
+#: least `_DOUBT`: the errors of a short run near saturation are themselves underestimated.
 _SURE: Final = 3.0
 _DOUBT: Final = 0.02
 #: Attainment that a candidate may miss the target by, on the requests on which its rivals reach it, and still be tied.
 _TIED: Final = 0.01
 #: Candidates examined side by side. A constant, so that the number of workers changes nothing.
 _ABREAST: Final = 12
+#: Candidates from which the first to be examined are chosen.
+_SEEDS: Final = 24
 #: Goodput over bound expected of a candidate: where roots are sought first, never a reason to prune.
 _EXPECTED, _EXPECTED_PIPELINED = 0.85, 0.65
 
@@ -84,6 +86,15 @@ class Entrant:
         return 0.0 if self.goodput is None else self.goodput.rate_per_s.best / self.num_gpus
 
     @property
+    def stable_per_s(self) -> float:
+        """Highest rate of the placement at which its backlog did not grow in most runs, and at least its goodput."""
+        runs: dict[float, list[bool]] = {}
+        for ask, outcome in self.outcomes.items():
+            runs.setdefault(ask.rate_per_s, []).append(outcome.observation.stable)
+        stable = [rate for rate, verdicts in runs.items() if 2 * sum(verdicts) > len(verdicts)]
+        return max([self.per_gpu * self.num_gpus, *stable])
+
+    @property
     def expected(self) -> float:
         """Goodput per GPU guessed from the capacity."""
         if not math.isfinite(self.capacity_per_s):
@@ -96,6 +107,41 @@ class Entrant:
         """Note that it cannot sustain this rate per GPU."""
         if rate < self.failed:
             self.failed, self.failed_by = rate, why
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Goal:
+    """The best of some entrants are wanted: `top` of them.
+
+    Args:
+        by_total: by what copies of a placement serve on the whole cluster, not by what it serves per GPU used.
+    """
+
+    members: frozenset[Entrant]
+    top: int
+    by_total: bool = False
+
+    def weight(self, entrant: Entrant) -> float:
+        """Return what a rate per GPU is multiplied by before it is compared."""
+        return entrant.worth if self.by_total else 1.0
+
+    @property
+    def best(self) -> list[Entrant]:
+        """The best members as far as known, at most `top`."""
+        known = [e for e in self.members if e.per_gpu > 0 and e.failure is None]
+        known.sort(key=lambda e: (-e.per_gpu * self.weight(e), e.num_gpus, e.placement.label))
+        return known[: self.top]
+
+    @property
+    def missing(self) -> int:
+        """How many are not known yet."""
+        return self.top - len(self.best)
+
+    @property
+    def level(self) -> float:
+        """What an entrant must reach to be among the best, 0 while too few are known."""
+        best = self.best
+        return best[-1].per_gpu * self.weight(best[-1]) if len(best) == self.top else 0.0
 
 
 @dataclass(slots=True, eq=False)
@@ -116,56 +162,51 @@ class Race:
     A candidate whose bound lies below that rate is never simulated. Another one first runs briefly, its prefill pool
     alone and then all of it, and is dropped when it certainly fails; then on the very requests on which the rivals'
     goodput was found; only one that passes there has its own goodput sought, and may become a rival. What is learnt is
-    kept for later contests.
+    kept.
 
     Args:
-        weeding: horizon and slack of the brief runs, shortest first. They start from an empty system and so err on the
-            side of passing.
+        brief, short: horizons of the runs that weed out whole placements, and prefill pools alone. They start from an
+            empty system and so err on the side of passing. None: every run has the full length.
         long: horizon of the others.
         sampling: replications on which candidates are compared.
     """
 
     runner: Runner
     target: float
-    weeding: Sequence[tuple[Horizon, float]]
+    brief: Horizon | None
+    short: Horizon | None
     long: Horizon
     sampling: Sampling
     pools: dict[Pool, _PoolAlone] = field(default_factory=dict)
 
-    def contest(self, entrants: Sequence[Entrant], *, top: int, by_total: bool = False) -> list[Entrant]:
-        """Return the best entrants with the goodput that one replication shows, `top` of them or all that sustain any.
+    def contest(self, entrants: Sequence[Entrant], goals: Sequence[Goal]) -> None:
+        """Find the entrants that reach each goal, with the goodput that the race's replications show.
 
-        Args:
-            by_total: compare what copies of a placement serve on the whole cluster, not what it serves per GPU used.
+        An entrant is examined once, at the lowest rate at which it would matter to any goal.
         """
-
-        def weight(entrant: Entrant) -> float:
-            return entrant.worth if by_total else 1.0
-
-        def value(entrant: Entrant) -> float:
-            return entrant.per_gpu * weight(entrant)
-
-        def level() -> float:
-            known = heapq.nlargest(top, (value(e) for e in entrants))
-            return known[-1] if len(known) == top else 0.0
-
         queue = sorted(
-            (e for e in entrants if e.goodput is None and e.failed > level() / weight(e)),
-            key=lambda e: (-e.expected * weight(e), -e.num_gpus, e.placement.label),
+            (e for e in entrants if e.goodput is None and e.failed > 0),
+            key=lambda e: (-e.expected, -e.num_gpus, e.placement.label),
         )
-        missing = top - sum(e.per_gpu > 0 for e in entrants)
-        while missing > 0 and queue:
-            seeds = self._seeds(queue, missing)
-            self.seek(seeds)
-            queue = [e for e in queue if e not in seeds]
-            missing = top - sum(e.per_gpu > 0 for e in entrants)
+        for goal in goals:
+            wanted = [e for e in queue if e in goal.members]
+            while (missing := goal.missing) > 0 and wanted:
+                seeds = self._seeds(wanted, missing)
+                self.seek(seeds)
+                wanted = [e for e in wanted if e not in seeds]
+        queue = [e for e in queue if e.estimator is None and e.failure is None]
         while queue:
-            rate = level()
-            batch = [e for e in queue if e.failed > rate / weight(e) and e.failure is None][:_ABREAST]
-            queue = queue[queue.index(batch[-1]) + 1 :] if batch else []
-            self._run([self._examine(e, rate / weight(e)) for e in batch])
-        ranked = sorted((e for e in entrants if value(e) > 0), key=lambda e: (-value(e), e.num_gpus, e.placement.label))
-        return ranked[:top]
+            levels = [(goal, goal.level) for goal in goals]
+            batch: list[Examination] = []
+            while queue and len(batch) < _ABREAST:
+                entrant = queue.pop(0)
+                rate = min(
+                    (level / goal.weight(entrant) for goal, level in levels if entrant in goal.members),
+                    default=math.inf,
+                )
+                if entrant.failed > rate:
+                    batch.append(self._examine(entrant, rate))
+            self._run(batch)
 
     def seek(self, entrants: Sequence[Entrant]) -> None:
         """Find the goodput of entrants wherever it lies."""
@@ -178,12 +219,12 @@ class Race:
         Before anything can be compared with the level that the best ones reach, there must be one; the better they are,
         the less the others cost.
         """
-        first = queue[: max(_ABREAST, 2 * count)]
+        first = queue[: max(_SEEDS, 2 * count)]
         rate = statistics.median(entrant.expected for entrant in first)
-        horizon = self.weeding[-1][0] if self.weeding else self.long
+        horizon = self.brief or self.long
         probes = [self._weed(e, rate * e.num_gpus, horizon, _SEEDING_SLACK) for e in first]
         outcomes = self.runner.run(probes, stage="racing")
-        met = {e: outcome.observation.sustained for e, outcome in zip(first, outcomes, strict=True)}
+        met = {e: outcome.observation.attainment for e, outcome in zip(first, outcomes, strict=True)}
         return sorted(first, key=lambda e: (-met[e], first.index(e)))[:count]
 
     def _run(self, examinations: Sequence[Examination]) -> None:
@@ -212,15 +253,17 @@ class Race:
         estimator = Estimator(self.target, start, entrant.bounds[0].rate_per_s, self.sampling)
         if rate > 0:
             asks = estimator.ask()
-            outcomes = yield [self.probe(entrant, ask, slack=SLACK) for ask in asks]
+            outcomes = yield [self.probe(entrant, ask, slack=_SLACK) for ask in asks]
             entrant.failure = next((outcome.failure for outcome in outcomes if outcome.failure is not None), None)
             if entrant.failure is not None:
                 return
             seen = [outcome.observation for outcome in outcomes]
-            mean = sum(observation.sustained for observation in seen) / len(seen)
-            if mean < self.target - _TIED:
+            mean = sum(observation.attainment for observation in seen) / len(seen)
+            grows = 2 * sum(not observation.stable for observation in seen) >= len(seen)
+            if mean < self.target - _TIED or grows:
                 at_most = "at most " if any(observation.stopped_early for observation in seen) else ""
-                entrant.note_failed(rate, f"attainment {at_most}{mean:.1%} on the requests of its rivals")
+                growing = " and a growing backlog" if grows else ""
+                entrant.note_failed(rate, f"attainment {at_most}{mean:.1%}{growing} on the requests of its rivals")
                 return
             for ask, outcome in zip(asks, outcomes, strict=True):
                 entrant.outcomes[ask] = outcome
@@ -237,15 +280,14 @@ class Race:
 
     def _check_prefill(self, entrant: Entrant, rate: float) -> Examination:
         """Run the prefill pool alone, which costs a third of a joint run and settles every placement that has it."""
-        if entrant.placement.is_colocated or not self.weeding:
+        if entrant.placement.is_colocated or self.short is None:
             return
-        horizon, slack = self.weeding[-1]
         pool = entrant.placement.pool(Role.PREFILL)
         alone = self.pools.setdefault(pool, _PoolAlone())
         rate_per_s = rate * entrant.num_gpus
         if alone.passed < rate_per_s < alone.failed:
-            (outcome,) = yield [self._weed(entrant, rate_per_s, horizon, slack, Role.PREFILL)]
-            if self._certainly_fails(outcome, slack):
+            (outcome,) = yield [self._weed(entrant, rate_per_s, self.short, _SLACK, Role.PREFILL)]
+            if self._certainly_fails(outcome):
                 alone.failed = min(alone.failed, rate_per_s)
             elif outcome.observation.attainment >= self.target:
                 alone.passed = max(alone.passed, rate_per_s)
@@ -253,22 +295,18 @@ class Race:
             entrant.note_failed(alone.failed / entrant.num_gpus, f"{pool} alone misses the TTFT limit")
 
     def _check_briefly(self, entrant: Entrant, rate: float) -> Examination:
-        for horizon, slack in self.weeding:
-            (outcome,) = yield [self._weed(entrant, rate * entrant.num_gpus, horizon, slack)]
-            entrant.failure = outcome.failure
-            if outcome.failure is not None:
-                return
-            if self._certainly_fails(outcome, slack):
-                seen = outcome.observation
-                at_most = "at most " if seen.stopped_early else ""
-                entrant.note_failed(rate, f"attainment {at_most}{seen.attainment:.1%} in a short run")
-                return
+        if self.brief is None:
+            return
+        (outcome,) = yield [self._weed(entrant, rate * entrant.num_gpus, self.brief, _BRIEF_SLACK)]
+        entrant.failure = outcome.failure
+        if outcome.failure is None and self._certainly_fails(outcome):
+            seen = outcome.observation
+            at_most = "at most " if seen.stopped_early else ""
+            entrant.note_failed(rate, f"attainment {at_most}{seen.attainment:.1%} in a short run")
 
-    def _certainly_fails(self, outcome: Outcome, slack: float) -> bool:
-        """Return whether a run was stopped early, or fell short by more than its error where the slack is small."""
+    def _certainly_fails(self, outcome: Outcome) -> bool:
         seen = outcome.observation
-        doubt = max(_SURE * max(outcome.error, _DOUBT), slack if slack > SLACK else 0.0)
-        return seen.stopped_early or seen.attainment + doubt < self.target
+        return seen.stopped_early or seen.attainment + _SURE * max(outcome.error, _DOUBT) < self.target
 
     def _weed(
         self, entrant: Entrant, rate_per_s: float, horizon: Horizon, slack: float, phase: Role | None = None

@@ -18,10 +18,11 @@ from dsim.options import Options
 from dsim.pools import Placement, Policy, Role
 from dsim.profile import Profile
 from dsim.slo import Slo
+from dsim.workload import replication_seed
 from placement import bounds, feasibility, space
 from placement.goodput import Ask, Sampling, ratio
 from placement.probe import Outcome, Probe, Scenario, Source
-from placement.race import BRIEF_SLACK, SLACK, Entrant, Horizon, Race
+from placement.race import Entrant, Goal, Horizon, Race
 from placement.result import Best, Operation, SearchResult, State, Trial, by_worth, rank
 from placement.runner import Progress, Runner, local_processes
 
@@ -35,11 +36,13 @@ _BRIEF: Final = 400
 _SHORT: Final = (300, 1200)
 _LONG: Final = (1000, 3000)
 #: Replications behind the interval of a reported candidate, and of a best one at most.
-_REPLICATIONS, _MOST_REPLICATIONS = 4, 10
+_REPLICATIONS, _MOST_REPLICATIONS = 4, 8
 #: Requests behind the interval of a finite-run number, over all replications.
 _TRANSIENT_REQUESTS: Final = 6_000
 #: Replications on which candidates are compared there.
 _CHECKS: Final = 8
+#: Precision, relative, with which candidates are compared.
+_COARSE: Final = 0.1
 
 
 class Affinity(enum.Enum):
@@ -203,7 +206,7 @@ def scenario(question: Question) -> Scenario:
 
 def horizon(question: Question) -> Horizon:
     """Return how much is simulated in one run behind an interval."""
-    return _horizons(question, case(question))[1]
+    return _horizons(question, case(question))[-1]
 
 
 def case(question: Question) -> bounds.Case:
@@ -216,24 +219,22 @@ def case(question: Question) -> bounds.Case:
     return bounds.Case(question.profiles, sample, question.slo, question.attainment, question.options)
 
 
-def _horizons(question: Question, known: bounds.Case) -> tuple[list[tuple[Horizon, float]], Horizon]:
-    """Choose how much is simulated: in the runs that weed out, with their slack, and in those behind an interval.
+def _horizons(question: Question, known: bounds.Case) -> tuple[Horizon | None, Horizon | None, Horizon]:
+    """Choose how much is simulated: in brief runs, in short ones, and in those behind an interval.
 
     The same requests count for every candidate and rate. Requests stay for some time, of which several must pass before
     the system is as full as it will be; and a limit of many seconds needs a run of many such limits.
     """
     if question.num_requests is not None:
-        return [], Horizon(0, question.num_requests)
+        return None, None, Horizon(0, question.num_requests)
     slo = question.slo
     output_tokens = float(np.mean(known.sample.output_tokens))
     stay_s = min(min(slo.ttft_s, 60.0) + output_tokens * min(slo.tpot_s, 0.2), slo.e2e_s, 120.0)
     held = math.ceil(_highest_rate(question, known) * stay_s)
     settling = math.ceil(_RESIDENCES * held)
-    weeding = [
-        (Horizon(held // 2, _BRIEF, held // 2), BRIEF_SLACK),
-        (Horizon(_SHORT[0] + held, _SHORT[1], held), SLACK),
-    ]
-    return weeding, Horizon(_LONG[0] + settling, max(_LONG[1], 2 * settling), held)
+    brief = Horizon(held // 2, _BRIEF, held // 2)
+    short = Horizon(_SHORT[0] + held, _SHORT[1], held)
+    return brief, short, Horizon(_LONG[0] + settling, max(_LONG[1], 2 * settling), held)
 
 
 def _highest_rate(question: Question, known: bounds.Case) -> float:
@@ -249,6 +250,23 @@ def _highest_rate(question: Question, known: bounds.Case) -> float:
     return question.cluster.num_gpus * max(disaggregated, best.get(Role.COLOCATED, 0.0)) or 1.0
 
 
+def _warnings(asked: Scenario) -> list[str]:
+    """Return what a reader of the answer must know."""
+    first, second = (
+        asked.workload.trace(
+            num_requests=100,
+            seed=replication_seed(asked.seed, i),
+            context_tokens=asked.context_tokens,
+            rate_per_s=1.0,
+        )
+        for i in (0, 1)
+    )
+    columns = ("arrival_s", "prompt_tokens", "output_tokens")
+    if all(np.array_equal(getattr(first, name), getattr(second, name)) for name in columns):
+        return ["every replication has the same requests: the intervals only say how closely the rates are bracketed"]
+    return []
+
+
 class _Search:
     """The state of one search."""
 
@@ -257,30 +275,31 @@ class _Search:
         self.scenario = scenario(question)
         self.runner = Runner(self.scenario, executor=executor, progress=progress)
         self.case = case(question)
-        self.warnings: list[str] = []
+        self.warnings = _warnings(self.scenario)
         count = math.ceil(_TRANSIENT_REQUESTS / question.num_requests) if question.num_requests is not None else 0
         count = min(max(count, _CHECKS), 40)
         self.replications = (count, count) if self.scenario.transient else (_REPLICATIONS, _MOST_REPLICATIONS)
         checks = min(_CHECKS, count) if self.scenario.transient else 1
-        weeding, long = _horizons(question, self.case)
-        self.race = Race(self.runner, question.attainment, weeding, long, self._sampling(checks, checks))
+        horizons = _horizons(question, self.case)
+        # One replication need not resolve what the others will blur.
+        sampling = replace(self._sampling(checks, checks), precision=max(question.precision, _COARSE))
+        self.race = Race(self.runner, question.attainment, *horizons, sampling)
 
     def run(self) -> SearchResult:
         """Return the answer."""
         infeasible, entrants = self._enter()
-        kinds = [[e for e in entrants if e.placement.is_colocated is colocated] for colocated in (False, True)]
-        reported = dict.fromkeys(self.race.contest(entrants, top=self.question.top))
-        for kind in kinds:
-            reported |= dict.fromkeys(self.race.contest(kind, top=1))
+        everyone = frozenset(entrants)
+        goals = [
+            Goal(everyone, self.question.top),
+            *(Goal(frozenset(e for e in entrants if e.placement.is_colocated is kind), 1) for kind in (False, True)),
+            Goal(everyone, 1, by_total=True),
+        ]
+        self.race.contest(entrants, goals)
         wanted = [e for e in entrants if e.placement in self.question.always]
         self.race.seek(wanted)
-        reported |= dict.fromkeys(wanted)
+        reported = dict.fromkeys([e for goal in goals for e in goal.best] + wanted)
         self._replicate(reported, self.replications[0])
-        best = self._sharpen([entrants, *kinds], list(reported))
-        if best and best[0].worth < 1:
-            more = self.race.contest(entrants, top=1, by_total=True)
-            self._replicate(more, self.replications[0])
-            reported |= dict.fromkeys(more)
+        self._sharpen([[e for e in reported if e in goal.members] for goal in goals[:-1]])
         return self._answer(infeasible, entrants, reported, self._saturate(reported))
 
     def _enter(self) -> tuple[list[Trial], list[Entrant]]:
@@ -346,20 +365,24 @@ class _Search:
             rate = max(1.05 * capacity if math.isfinite(capacity) else 0.0, 1.2 * served)
             probes.append(Probe(entrant.placement, rate, 0, self.race.long.warmup, self.race.long.counted))
         outcomes = self.runner.run(probes, stage="saturating")
-        return {e: o.throughput_per_s for e, o in zip(running, outcomes, strict=True) if o.failure is None}
+        # Overload may cost throughput (swapping, stalls): a rate that was seen to be stable is.
+        return {
+            entrant: max(outcome.throughput_per_s, entrant.stable_per_s)
+            for entrant, outcome in zip(running, outcomes, strict=True)
+            if outcome.failure is None
+        }
 
-    def _sharpen(self, populations: Sequence[Sequence[Entrant]], reported: Sequence[Entrant]) -> list[Entrant]:
-        """Add replications until the best of every population has the precision asked for; return them."""
+    def _sharpen(self, kinds: Sequence[Sequence[Entrant]]) -> None:
+        """Add replications until the best of every kind has the precision asked for."""
         sharp: dict[Entrant, None] = {}
         while True:
             best = []
-            for population in populations:
-                members = set(population)
-                found = [e for e in reported if e in members and e.per_gpu > 0 and e.failure is None]
+            for kind in kinds:
+                found = [e for e in kind if e.per_gpu > 0 and e.failure is None]
                 best += sorted(found, key=lambda e: (-e.per_gpu, e.num_gpus, e.placement.label))[:1]
             blunt = [e for e in dict.fromkeys(best) if e not in sharp]
             if not blunt:
-                return best
+                return
             sharp |= dict.fromkeys(blunt)
             self._replicate(blunt, *self.replications)
 

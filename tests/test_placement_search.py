@@ -19,7 +19,7 @@ from dsim.errors import InputError
 from dsim.pools import Placement, Policy, Role
 from dsim.profile import BatchLimits, Profile
 from dsim.slo import Slo
-from dsim.workload import Fixed, LogNormal, Poisson, Uniform, Workload, replication_seed
+from dsim.workload import Constant, Fixed, LogNormal, Poisson, Uniform, Workload, replication_seed
 from placement.authors import authors_settings, best_of
 from placement.curve import attainment_curves
 from placement.goodput import Goodput, ratio
@@ -312,6 +312,19 @@ def test_curves_cross_the_target_at_the_goodput() -> None:
     assert curve.attainment[1].best > 0.9 > curve.attainment[2].best
     assert all(0 <= p.low <= p.best <= p.high <= 1 for p in curve.attainment)
     assert curve.goodput_per_gpu_per_s == best.goodput_per_gpu_per_s
+
+
+def test_replications_without_chance_are_pointed_out() -> None:
+    question = tiny_question(
+        workload=Workload(Constant(), Fixed(200, 40)), num_gpus=1, mode=Mode.COLOCATED, slo=Slo(ttft_s=0.5, tpot_s=0.03)
+    )
+    result = search(question)
+    assert len(result.warnings) == 1
+    assert result.best.colocated is not None
+    interval = result.best.colocated.goodput_per_gpu_per_s
+    assert interval is not None
+    assert interval.low < interval.best < interval.high
+    assert answer().warnings == ()
 
 
 @pytest.mark.parametrize(
