@@ -1,0 +1,40 @@
+"""How much searches cost; run by name: pytest tests/benchmarks --benchmark-enable."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any
+
+import pytest
+from pytest_benchmark.fixture import BenchmarkFixture
+
+from dsim.pools import Role
+from dsim.slo import Slo
+from dsim.workload import Poisson, Workload, preset
+from placement.authors import authors_settings, best_of
+from placement.search import Mode, Question, search
+from profiles.shipped import find_profile
+
+
+def question(**changes: Any) -> Question:
+    distserve, vllm = (find_profile("facebook/opt-13b", "a100-80g", engine=name) for name in ("distserve", "vllm"))
+    profiles = {Role.PREFILL: distserve, Role.DECODE: distserve, Role.COLOCATED: vllm}
+    return Question(profiles, Workload(Poisson(), preset("sharegpt")), **changes)
+
+
+@pytest.mark.benchmark(timer=time.process_time)
+def test_authors_settings(benchmark: BenchmarkFixture) -> None:
+    """OPT-13B on 4 GPUs at the authors' settings, CPU seconds; their simulator takes 31 to 39."""
+    asked = question(slo=Slo(0.2, 0.1), num_gpus=4, mode=Mode.DISAGGREGATED)
+    trials = benchmark.pedantic(authors_settings, (asked,), rounds=3)
+    assert str(best_of(trials)) == "1xP:tp2pp1 + 1xD:tp1pp1"
+
+
+@pytest.mark.benchmark(timer=time.perf_counter)
+def test_default_question(benchmark: BenchmarkFixture) -> None:
+    """The README's question, wall seconds on the cores there are."""
+    asked = question(slo=Slo(0.4, 0.1))
+    result = benchmark.pedantic(search, (asked,), {"jobs": os.cpu_count() or 1}, rounds=1)
+    benchmark.extra_info.update(probes=result.probes, requests=result.requests)
+    assert result.is_feasible
