@@ -247,8 +247,7 @@ class Estimator:
 
         As far as misses that grow at the usual speed take; short at first, as starts are good guesses, then longer.
         """
-        missed = 1 - self.target
-        away = abs(math.log(max(1 - attainment, missed / 100) / missed)) / _GROWTH
+        away = abs(distance(attainment, self.target))
         return min(max(away, _STEP[0]), _STEP[1]) * 1.5 ** max(0, tries - 2)
 
     def _incomplete(self) -> list[float]:
@@ -306,6 +305,12 @@ class Estimator:
             if above > mean + 0.01 and mean_interval(rises, confidence=0.99).low > 0:
                 return False
         return True
+
+
+def distance(attainment: float, target: float) -> float:
+    """Return how far above a rate with this attainment the goodput lies, roughly, as a log ratio; negative below."""
+    missed = 1 - target
+    return math.log(missed / max(1 - attainment, missed / 100)) / _GROWTH
 
 
 def estimate(

@@ -10,27 +10,29 @@ from typing import Final
 
 from dsim.pools import Placement, Pool, Role
 from placement.bounds import Bound
-from placement.goodput import Ask, Estimator, Goodput, Sampling
+from placement.goodput import Ask, Estimator, Goodput, Sampling, distance
 from placement.probe import Outcome, Probe
 from placement.runner import Runner
 
-#: Attainment that a run may miss the target by before it is stopped as certainly failed; a brief one; and one of those
-#: that decide where to begin.
+#: Attainment that a run may miss the target by before it is stopped as certainly failed: a prefill pool alone, a whole
+#: placement briefly, one of those that decide where to begin, a long run, one of several long runs.
 _SLACK: Final = 0.15
-_BRIEF_SLACK: Final = 0.25
+_BRIEF_SLACK: Final = 0.12
 _SEEDING_SLACK: Final = 0.5
+_LONG_SLACK: Final = 0.02
+_SHARED_SLACK: Final = 0.15
 #: A run that weeds out fails for certain if it is below the target by more than so many standard errors, each of at
 #: least `_DOUBT`: the errors of a short run near saturation are themselves underestimated.
 _SURE: Final = 3.0
 _DOUBT: Final = 0.02
-#: Attainment that a candidate may miss the target by, on the requests on which its rivals reach it, and still be tied.
-_TIED: Final = 0.01
 #: Candidates examined side by side. A constant, so that the number of workers changes nothing.
 _ABREAST: Final = 12
 #: Candidates from which the first to be examined are chosen.
-_SEEDS: Final = 24
+_SEEDS: Final = 16
 #: Goodput over bound expected of a candidate: where roots are sought first, never a reason to prune.
 _EXPECTED, _EXPECTED_PIPELINED = 0.85, 0.65
+#: What is left in the long run of a rate that a brief run from an empty system shows.
+_OPTIMISM: Final = 0.93
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +194,7 @@ class Race:
             wanted = [e for e in queue if e in goal.members]
             while (missing := goal.missing) > 0 and wanted:
                 seeds = self._seeds(wanted, missing)
-                self.seek(seeds)
+                self._run([self._examine(e, 0.0, start) for e, start in seeds.items()])
                 wanted = [e for e in wanted if e not in seeds]
         queue = [e for e in queue if e.estimator is None and e.failure is None]
         while queue:
@@ -211,13 +213,13 @@ class Race:
     def seek(self, entrants: Sequence[Entrant]) -> None:
         """Find the goodput of entrants wherever it lies."""
         unknown = [e for e in entrants if e.goodput is None and e.failure is None]
-        self._run([self._examine(e, 0.0) for e in unknown])
+        self._run([self._examine(e, 0.0, e.expected) for e in unknown])
 
-    def _seeds(self, queue: Sequence[Entrant], count: int) -> list[Entrant]:
+    def _seeds(self, queue: Sequence[Entrant], count: int) -> dict[Entrant, float]:
         """Return those of the first in the queue that look best in a brief run at a common rate, `count` of them.
 
         Before anything can be compared with the level that the best ones reach, there must be one; the better they are,
-        the less the others cost.
+        the less the others cost. With each comes the rate per GPU at which its goodput may lie.
         """
         first = queue[: max(_SEEDS, 2 * count)]
         rate = statistics.median(entrant.expected for entrant in first)
@@ -225,7 +227,8 @@ class Race:
         probes = [self._weed(e, rate * e.num_gpus, horizon, _SEEDING_SLACK) for e in first]
         outcomes = self.runner.run(probes, stage="racing")
         met = {e: outcome.observation.attainment for e, outcome in zip(first, outcomes, strict=True)}
-        return sorted(first, key=lambda e: (-met[e], first.index(e)))[:count]
+        best = sorted(first, key=lambda e: (-met[e], first.index(e)))[:count]
+        return {e: rate * _OPTIMISM * math.exp(distance(met[e], self.target)) for e in best}
 
     def _run(self, examinations: Sequence[Examination]) -> None:
         """Run examinations side by side until all have ended."""
@@ -239,9 +242,8 @@ class Race:
                 except StopIteration:
                     continue
 
-    def _examine(self, entrant: Entrant, rate: float) -> Examination:
-        """Find out whether an entrant reaches `rate` per GPU, and if so its goodput."""
-        start = entrant.expected * entrant.num_gpus
+    def _examine(self, entrant: Entrant, rate: float, start: float = 0.0) -> Examination:
+        """Find out whether an entrant reaches `rate` per GPU, and if so its goodput; from `start` if rate is 0."""
         if rate > 0:
             yield from self._check_prefill(entrant, rate)
             if entrant.failed <= rate:
@@ -249,18 +251,19 @@ class Race:
             yield from self._check_briefly(entrant, rate)
             if entrant.failed <= rate or entrant.failure is not None:
                 return
-            start = rate * entrant.num_gpus
-        estimator = Estimator(self.target, start, entrant.bounds[0].rate_per_s, self.sampling)
+            start = rate
+        estimator = Estimator(self.target, start * entrant.num_gpus, entrant.bounds[0].rate_per_s, self.sampling)
         if rate > 0:
             asks = estimator.ask()
-            outcomes = yield [self.probe(entrant, ask, slack=_SLACK) for ask in asks]
+            slack = _LONG_SLACK if len(asks) == 1 else _SHARED_SLACK
+            outcomes = yield [self.probe(entrant, ask, slack=slack) for ask in asks]
             entrant.failure = next((outcome.failure for outcome in outcomes if outcome.failure is not None), None)
             if entrant.failure is not None:
                 return
             seen = [outcome.observation for outcome in outcomes]
             mean = sum(observation.attainment for observation in seen) / len(seen)
             grows = 2 * sum(not observation.stable for observation in seen) >= len(seen)
-            if mean < self.target - _TIED or grows:
+            if mean < self.target or grows:
                 at_most = "at most " if any(observation.stopped_early for observation in seen) else ""
                 growing = " and a growing backlog" if grows else ""
                 entrant.note_failed(rate, f"attainment {at_most}{mean:.1%}{growing} on the requests of its rivals")

@@ -34,9 +34,9 @@ _RESIDENCES: Final = 2.0
 #: queues to settle, and count.
 _BRIEF: Final = 400
 _SHORT: Final = (300, 1200)
-_LONG: Final = (1000, 3000)
+_LONG: Final = (1000, 2500)
 #: Replications behind the interval of a reported candidate, and of a best one at most.
-_REPLICATIONS, _MOST_REPLICATIONS = 4, 8
+_REPLICATIONS, _MOST_REPLICATIONS = 4, 10
 #: Requests behind the interval of a finite-run number, over all replications.
 _TRANSIENT_REQUESTS: Final = 6_000
 #: Replications on which candidates are compared there.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import time
-from typing import Any
 
 import pytest
 from pytest_benchmark.fixture import BenchmarkFixture
@@ -17,17 +16,17 @@ from placement.search import Mode, Question, search
 from profiles.shipped import find_profile
 
 
-def question(**changes: Any) -> Question:
+def question(**changes: object) -> Question:
     distserve, vllm = (find_profile("facebook/opt-13b", "a100-80g", engine=name) for name in ("distserve", "vllm"))
     profiles = {Role.PREFILL: distserve, Role.DECODE: distserve, Role.COLOCATED: vllm}
-    return Question(profiles, Workload(Poisson(), preset("sharegpt")), **changes)
+    return Question(profiles, Workload(Poisson(), preset("sharegpt")), **changes)  # type: ignore[arg-type]
 
 
 @pytest.mark.benchmark(timer=time.process_time)
 def test_authors_settings(benchmark: BenchmarkFixture) -> None:
     """OPT-13B on 4 GPUs at the authors' settings, CPU seconds; their simulator takes 31 to 39."""
     asked = question(slo=Slo(0.2, 0.1), num_gpus=4, mode=Mode.DISAGGREGATED)
-    trials = benchmark.pedantic(authors_settings, (asked,), rounds=3)
+    trials = benchmark(authors_settings, asked)
     assert str(best_of(trials)) == "1xP:tp2pp1 + 1xD:tp1pp1"
 
 
@@ -35,6 +34,6 @@ def test_authors_settings(benchmark: BenchmarkFixture) -> None:
 def test_default_question(benchmark: BenchmarkFixture) -> None:
     """The README's question, wall seconds on the cores there are."""
     asked = question(slo=Slo(0.4, 0.1))
-    result = benchmark.pedantic(search, (asked,), {"jobs": os.cpu_count() or 1}, rounds=1)
+    result = benchmark.pedantic(search, (asked,), {"jobs": os.cpu_count() or 1}, rounds=1)  # type: ignore[no-untyped-call]
     benchmark.extra_info.update(probes=result.probes, requests=result.requests)
     assert result.is_feasible
