@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from heapq import heappush
 from typing import Final, cast
@@ -64,3 +65,26 @@ class Clock(simpy.Environment):
         """Whether nothing else is scheduled for this instant."""
         queue = self.pending
         return not queue or queue[0][0] > self._now
+
+
+class Alarm:
+    """The one next instant at which an instance wakes by itself."""
+
+    __slots__ = ("_callback", "_clock", "_time_s", "_wake")
+
+    def __init__(self, clock: Clock, callback: Callable[[simpy.Event], None]) -> None:
+        self._clock = clock
+        self._callback = callback
+        self._wake: Wake | None = None
+        self._time_s = math.inf
+
+    def set(self, time_s: float) -> None:
+        """Wake at `time_s`, as the end of a step, and not at the instant set before; never if it is infinite."""
+        wake = self._wake
+        if wake is not None:
+            # A wake without callbacks has happened or was called off.
+            if self._time_s == time_s and wake.callbacks:
+                return
+            wake.cancel()
+        self._time_s = time_s
+        self._wake = None if time_s == math.inf else self._clock.at(time_s, STEP_END, self._callback)

@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING
 
 from dsim.circuit import Circuit
-from dsim.clock import STEP_END, Wake
+from dsim.clock import STEP_END, Alarm
 from dsim.cruise import AffineCruise, Courses, TableCruise
 from dsim.job import Job
 from dsim.kv import KvCache, num_blocks
@@ -164,7 +164,7 @@ class SerialColocatedInstance(ColocatedInstance):
         self._course: AffineCruise | TableCruise | None = None
         self._delay_s = 0.0
         self._steps = 0
-        self._wake: Wake | None = None
+        self._alarm = Alarm(deployment.clock, self._on_run_end)
 
     def settle(self, now_s: float) -> None:
         """End a run of decode steps at the next boundary where the policy wants a turn."""
@@ -204,24 +204,18 @@ class SerialColocatedInstance(ColocatedInstance):
         self._log(loop, now_s, course.end_s(1))
 
     def _set_alarm(self, course: AffineCruise | TableCruise, steps: int) -> None:
-        if self._wake is not None:
-            self._wake.cancel()
         self._steps = steps
-        self._wake = self._deployment.clock.at(course.end_s(steps), STEP_END, self._on_run_end)
+        self._alarm.set(course.end_s(steps))
 
     def _on_run_end(self, _event: simpy.Event) -> None:
         course, steps, running = self._course, self._steps, self._loop.state.running
         assert course is not None
         gaps = self._deployment.recorder.gaps
-        self._wake = self._course = None
+        self._course = None
         end_s = course.end_s(steps)
         self.busy_s += end_s - course.start_s + self._delay_s
         running.close_gaps(course.end_s(1), gaps)
-        if steps > 1:
-            if gaps is not None:
-                gaps.add_course(course, steps, running.requests)
-            running.advance(steps - 1)
-            running.last_end_s = end_s
+        running.run_on(course, steps, gaps)
         self._end_decode(self._loop)
         self._in_flight = False
         self._deployment.touch(self)
@@ -241,8 +235,7 @@ class PipelinedColocatedInstance(ColocatedInstance):
         #: Loops that were asked for their next step at this instant.
         self._asked: set[int] = set()
         self._batches = [loop.state.running for loop in self._loops]
-        self._wake: Wake | None = None
-        self._wake_s = math.inf
+        self._alarm = Alarm(deployment.clock, self._on_wake)
 
     def settle(self, now_s: float) -> None:
         """Let what has begun by now have happened."""
@@ -273,15 +266,7 @@ class PipelinedColocatedInstance(ColocatedInstance):
         """Wake at the next step end or turn of the driver that needs a decision."""
         circuit = self._circuit
         self.busy_s = circuit.busy_s
-        next_s = self._next_decision_s()
-        if self._wake is not None:
-            if self._wake_s == next_s:
-                return
-            self._wake.cancel()
-            self._wake = None
-        if next_s < math.inf:
-            self._wake_s = next_s
-            self._wake = self._deployment.clock.at(next_s, STEP_END, self._on_wake)
+        self._alarm.set(self._next_decision_s())
 
     def _next_decision_s(self) -> float:
         circuit = self._circuit
@@ -301,7 +286,6 @@ class PipelinedColocatedInstance(ColocatedInstance):
         return circuit.look_ahead(cruising, self._latency, self._host, deadline_s=deadline_s, max_context=math.inf)
 
     def _on_wake(self, _event: simpy.Event) -> None:
-        self._wake = None
         self._commit(self._deployment.clock.now)
         self._deployment.touch(self)
 

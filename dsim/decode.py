@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from dsim.circuit import Circuit
-from dsim.clock import STEP_END, TRANSFER_END, Wake
+from dsim.clock import STEP_END, TRANSFER_END, Alarm
 from dsim.cruise import AffineCruise, Courses, TableCruise
 from dsim.errors import InputError
 from dsim.job import Job
@@ -286,7 +286,7 @@ class SerialDecodeInstance(DecodeInstance):
         self._cruise: AffineCruise | TableCruise | None = None
         self._steps = 0
         self._delay_s = 0.0
-        self._wake: Wake | None = None
+        self._alarm = Alarm(deployment.clock, self._on_steps_end)
         self._in_flight = False
 
     def settle(self, now_s: float) -> None:
@@ -371,10 +371,8 @@ class SerialDecodeInstance(DecodeInstance):
             if batch.context + (steps - 1) * batch.requests > self._max_context:
                 self._check_range(batch.context + batch.requests)
                 steps = 1 + int((self._max_context - batch.context) // batch.requests)
-        if self._wake is not None:
-            self._wake.cancel()
         self._steps = steps
-        self._wake = self._deployment.clock.at(course.end_s(steps), STEP_END, self._on_steps_end)
+        self._alarm.set(course.end_s(steps))
 
     def _split(self, now_s: float) -> None:
         """Commit the steps of the cruise that have ended, so that the free blocks are those of this instant."""
@@ -399,14 +397,9 @@ class SerialDecodeInstance(DecodeInstance):
         self.busy_s += end_s - course.start_s + self._delay_s
         self._delay_s = 0.0
         self._close_step(batch, course.end_s(1))
-        if steps > 1:
-            if gaps is not None:
-                gaps.add_course(course, steps, batch.requests)
-            batch.advance(steps - 1)
-            batch.last_end_s = end_s
+        batch.run_on(course, steps, gaps)
 
     def _on_steps_end(self, _event: simpy.Event) -> None:
-        self._wake = None
         self._commit(self._steps)
         self._cruise = None
         self._in_flight = False
@@ -429,8 +422,7 @@ class PipelinedDecodeInstance(DecodeInstance):
         self._acted = False
         #: Recompute members that the step in flight prefills.
         self._recomputing: list[list[Job]] = [[] for _ in self.batches]
-        self._wake: Wake | None = None
-        self._wake_s = math.inf
+        self._alarm = Alarm(deployment.clock, self._on_wake)
 
     def settle(self, now_s: float) -> None:
         """Pull and admit where the driver may act."""
@@ -511,14 +503,7 @@ class PipelinedDecodeInstance(DecodeInstance):
             )
         else:
             next_s = circuit.next_event_s(driver=self._preempted_now or not circuit.all_in_flight)
-        if self._wake is not None:
-            if self._wake_s == next_s:
-                return
-            self._wake.cancel()
-            self._wake = None
-        if next_s < math.inf:
-            self._wake_s = next_s
-            self._wake = self._deployment.clock.at(next_s, STEP_END, self._on_wake)
+        self._alarm.set(next_s)
 
     def _may_cruise(self) -> bool:
         """Whether only the ends of planned steps can change anything, until an outside event or a finished request."""
@@ -530,7 +515,6 @@ class PipelinedDecodeInstance(DecodeInstance):
         return not any(batch.fresh or batch.recompute for batch in self.batches)
 
     def _on_wake(self, _event: simpy.Event) -> None:
-        self._wake = None
         self._commit(self._deployment.clock.now)
         self._deployment.touch(self)
 

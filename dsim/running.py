@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from heapq import heappop, heappush
 
+from dsim.cruise import Cruise
 from dsim.job import Job
 from dsim.kv import KvCache, num_blocks
 from dsim.recorder import Gaps
@@ -220,6 +221,14 @@ class RunningBatch:
         if newcomers:
             self.newcomers = []
         self.last_end_s = end_s
+
+    def run_on(self, course: Cruise, steps: int, gaps: Gaps | None) -> None:
+        """Move on to step number `steps` of a cruise; the gaps of its first step are closed already."""
+        if steps > 1:
+            if gaps is not None:
+                gaps.add_course(course, steps, self.requests)
+            self.advance(steps - 1)
+            self.last_end_s = course.end_s(steps)
 
     def complete(self) -> list[Job]:
         """End the launch in flight; remove and return the members that have finished, their blocks freed."""
