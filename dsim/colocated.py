@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from dsim.circuit import Circuit
 from dsim.clock import STEP_END, Alarm
 from dsim.cruise import AffineCruise, Courses, TableCruise
+from dsim.errors import InfeasiblePlacementError
 from dsim.job import Job
 from dsim.kv import KvCache, num_blocks
 from dsim.policies import LoopState, Step, scheduling_policy
@@ -48,10 +49,17 @@ class ColocatedInstance:
         parallelism = pool.parallelism
         self._latency = profile.latency_at(parallelism.tp)
         self._host = profile.host_of(Role.COLOCATED, parallelism.pp)
+        self._max_context = deployment.context_limit(profile, parallelism.tp)
+        self._profile = profile
+        self._tp = parallelism.tp
         self._policy = scheduling_policy(pool.policy_or_fail, pool.token_budget)
         self._swap_s_per_token = profile.model.kv_bytes_per_token / (profile.swap_bytes_per_s * parallelism.num_gpus)
         engine = deployment.batch_limits(profile, Role.COLOCATED, parallelism.tp)
         budget = math.inf if pool.token_budget is None else pool.token_budget
+        most = self._latency.valid_range.prefill_tokens
+        if pool.token_budget is not None and budget > most and not deployment.extrapolate:
+            reason = f"a token budget of {budget} is beyond profile {profile.name}'s {most:g} prefill tokens a step"
+            raise InfeasiblePlacementError(pool.label, [reason])
         limits = BatchLimits(engine.tokens, min(engine.requests, budget))
         capacity_blocks = max(0, profile.kv_tokens(parallelism)) // profile.block_tokens // parallelism.pp
         self._loops = []
@@ -94,6 +102,8 @@ class ColocatedInstance:
         loop.step = step
         if step.decode:
             state.running.launch()
+            if state.running.context > self._max_context:
+                self._deployment.check_context(self._profile, self._tp, state.running.context)
             for job in state.running.newcomers:
                 if math.isnan(recorder.decode_start_s[job.index]):
                     recorder.decode_start_s[job.index] = now_s
@@ -200,6 +210,8 @@ class SerialColocatedInstance(ColocatedInstance):
             steps = 1
         else:
             steps = running.steps_in_memory(min(running.steps_to_finish(), course.limit))
+            if running.context + (steps - 1) * running.requests > self._max_context:
+                steps = 1 + int((self._max_context - running.context) // running.requests)
         self._set_alarm(course, steps)
         self._log(loop, now_s, course.end_s(1))
 
@@ -283,7 +295,9 @@ class PipelinedColocatedInstance(ColocatedInstance):
                 deadline_s = min(deadline_s, end_s if flying else circuit.next_event_s(driver=True))
             elif state.running.members:
                 cruising.append(state.running)
-        return circuit.look_ahead(cruising, self._latency, self._host, deadline_s=deadline_s, max_context=math.inf)
+        return circuit.look_ahead(
+            cruising, self._latency, self._host, deadline_s=deadline_s, max_context=self._max_context
+        )
 
     def _on_wake(self, _event: simpy.Event) -> None:
         self._commit(self._deployment.clock.now)

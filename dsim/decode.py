@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 from dsim.circuit import Circuit
 from dsim.clock import STEP_END, TRANSFER_END, Alarm
 from dsim.cruise import AffineCruise, Courses, TableCruise
-from dsim.errors import InputError
 from dsim.job import Job
 from dsim.kv import KvCache, num_blocks
 from dsim.pools import Parallelism, Role
@@ -48,7 +47,7 @@ class DecodeInstance:
         self._prefill_host = profile.host_of(Role.PREFILL, parallelism.pp)
         self._prefill_limits = profile.limits.get(Role.PREFILL, BatchLimits())
         self._max_requests = deployment.request_limit(profile, Role.DECODE, parallelism.tp)
-        self._max_context = math.inf if deployment.extrapolate else self._latency.valid_range.context_tokens
+        self._max_context = deployment.context_limit(profile, parallelism.tp)
         self._handover = profile.handover
         self._swaps = profile.preemption is Preemption.SWAP
         self._swap_s_per_token = profile.model.kv_bytes_per_token / (profile.swap_bytes_per_s * parallelism.num_gpus)
@@ -227,13 +226,7 @@ class DecodeInstance:
 
     def _check_range(self, context: int) -> None:
         if context > self._max_context:
-            raise InputError(
-                f"profile {self._profile.name}",
-                f"is beyond the valid range of {self._max_context:g}",
-                name="context_tokens of a decode step",
-                value=context,
-                hint="limit the decode batch, or allow extrapolation",
-            )
+            self._deployment.check_context(self._profile, self._parallelism.tp, context)
 
     # Recompute
 

@@ -10,7 +10,7 @@ import numpy as np
 from dsim.clock import Clock
 from dsim.colocated import ColocatedInstance, PipelinedColocatedInstance, SerialColocatedInstance
 from dsim.decode import DecodeInstance, PipelinedDecodeInstance, SerialDecodeInstance
-from dsim.errors import InfeasiblePlacementError
+from dsim.errors import InfeasiblePlacementError, InputError
 from dsim.job import Job
 from dsim.kv import num_blocks
 from dsim.options import Options
@@ -51,6 +51,9 @@ class Deployment:
         self.prefill_gpus = placement.pools[0].parallelism.num_gpus
         self.on_finish: Callable[[Job], None] | None = None
         self._prefill_token_limit = options.prefill_token_limit
+        # The handover is the decode side's affair (docs/semantics.md, section 5).
+        decode_side = profiles.get(Role.DECODE, profiles[placement.pools[0].role])
+        self._first_token_from = decode_side.handover.first_token_from
         self.prefills: list[PrefillInstance] = []
         self.decodes: list[DecodeInstance] = []
         self.colocated: list[ColocatedInstance] = []
@@ -64,9 +67,6 @@ class Deployment:
         self._decode_router = router(options.decode_routing, rng)
         self._touched: list[Instance] = []
         self._handovers: list[Job] = []
-        if self.decodes:
-            handover = profiles[Role.DECODE].handover
-            self._short_ends_at_prefill = handover.first_token_from is FirstToken.PREFILL
         if self.colocated:
             self._loop_blocks = self.colocated[0].loop_kv[0].capacity
 
@@ -80,7 +80,14 @@ class Deployment:
             if pool.role is Role.PREFILL:
                 limits = self.batch_limits(profile, Role.PREFILL, pool.parallelism.tp)
                 self.prefills.append(
-                    PrefillInstance(self, index, profile=profile, parallelism=pool.parallelism, limits=limits)
+                    PrefillInstance(
+                        self,
+                        index,
+                        profile=profile,
+                        parallelism=pool.parallelism,
+                        limits=limits,
+                        first_token=self._first_token_from,
+                    )
                 )
             elif pool.role is Role.DECODE:
                 kind = SerialDecodeInstance if pool.parallelism.pp == 1 else PipelinedDecodeInstance
@@ -102,6 +109,26 @@ class Deployment:
             if role is not Role.PREFILL:
                 requests = min(requests, valid.decode_requests)
         return BatchLimits(tokens, requests)
+
+    def check_context(self, profile: Profile, tp: int, context_tokens: int) -> None:
+        """Refuse a decode step with more context than the latency model was measured with.
+
+        Raises:
+            InputError: it has, and extrapolation was not asked for.
+        """
+        limit = self.context_limit(profile, tp)
+        if context_tokens > limit:
+            raise InputError(
+                f"profile {profile.name}",
+                f"is beyond the valid range of {limit:g}",
+                name="context_tokens of a decode step",
+                value=context_tokens,
+                hint="limit the decode batch, or allow extrapolation",
+            )
+
+    def context_limit(self, profile: Profile, tp: int) -> float:
+        """Return the most context tokens of one decode step."""
+        return math.inf if self.extrapolate else profile.latency_at(tp).valid_range.context_tokens
 
     def request_limit(self, profile: Profile, role: Role, tp: int) -> float:
         """Return the most requests of one batch of this role."""
@@ -138,7 +165,7 @@ class Deployment:
             kv = self.prefills[0].kv
             if num_blocks(job.prompt, kv.block_tokens) > kv.capacity:
                 return True
-        if not self.decodes or (job.output == 1 and self._short_ends_at_prefill):
+        if not self.decodes or (job.output == 1 and self._first_token_from is FirstToken.PREFILL):
             return False
         kv = self.decodes[0].kv
         return num_blocks(most, kv.block_tokens) > kv.capacity

@@ -10,6 +10,13 @@ class DsimError(Exception):
     """Base of every error that dsim raises on purpose."""
 
 
+class InternalError(DsimError):
+    """Something in dsim is wrong, not in its input."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(f"internal error: {what}")
+
+
 class InputError(DsimError):
     """A value that a user wrote cannot be used: one line, `where: name=value rule; hint`.
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dsim.errors import DsimError
+from dsim.errors import InternalError
 from dsim.pools import Pool, Role
 from dsim.profile import BatchLimits, FirstToken, Preemption, Profile
 
@@ -41,13 +41,13 @@ class Law(enum.Enum):
     FCFS = "first come, first served"
 
 
-class BrokenLawError(DsimError):
+class BrokenLawError(InternalError):
     """A result breaks a law: a bug in dsim, never in its input."""
 
     def __init__(self, law: Law, detail: str) -> None:
         self.law = law
         self.detail = detail
-        super().__init__(f"internal error: broken law '{law.value}': {detail}")
+        super().__init__(f"broken law '{law.value}': {detail}")
 
 
 def check_laws(result: Result) -> None:

@@ -82,9 +82,12 @@ class Saturation(enum.Enum):
 _STRETCHES = 20
 #: Mean growth in its standard errors above which it is taken as real.
 _GROWTH_ERRORS = 1.0
-#: Backlog growth as a share of the arrivals meanwhile: below the first nothing is concluded, and of the second half the
-#: second is asked, so that a backlog that only fills up (a closed loop's first wave) does not count.
-_GROWTH_SHARE, _LATE_GROWTH_SHARE = 0.02, 0.01
+#: Backlog growth as a share of the arrivals meanwhile below which nothing is concluded from this many arrivals; with
+#: more of them it falls with the root of their number, since the swings of a stable backlog do not grow with the run.
+_GROWTH_SHARE, _GROWTH_ARRIVALS = 0.02, 1000
+#: Part of that share asked of the second half alone, so that a backlog that only fills up (a closed loop's first wave)
+#: does not count.
+_LATE_GROWTH = 0.5
 #: Waits per service from which on a deployment is near its knee; 3 is a load of 6/7 in an M/D/1 queue.
 _KNEE_WAITS = 3.0
 
@@ -112,8 +115,9 @@ def backlog(columns: Mapping[str, NDArray[Any]]) -> NDArray[np.int64]:
 def saturation_of(columns: Mapping[str, NDArray[Any]], counted: slice) -> Saturation:
     """Classify a run by the growth of its backlog over the arrivals up to the last counted one.
 
-    Overloaded: the backlog grows by more than 2 % of the arrivals, in the second half still by 1 %, and the mean growth
-    over twenty stretches of arrivals exceeds its standard error. A backlog that returns to where it was has growths
+    Overloaded: the backlog grows by more than 2 % of the arrivals (of n > 1000 arrivals: 2 % * sqrt(1000 / n)), in the
+    second half still by half that share, and the mean growth over twenty stretches of arrivals exceeds its standard
+    error. A backlog that returns to where it was has growths
     that cancel, so that their mean is far below what their scatter would let an undirected walk reach: hence a low bar
     suffices. Measured with M/D/1 queues, share of 300 (1000) requests called overloaded: at 0.7 of the capacity 0.1 %
     (0), at 0.9 4 % (1 %), at 1.05 50 % (70 %), at 1.2 96 % (100 %). Arrivals three times as irregular as Poisson's need
@@ -147,7 +151,8 @@ def _grows(waiting: NDArray[np.int64]) -> bool:
     growth = np.diff(marks).astype(np.float64)
     arrivals = len(waiting) / _STRETCHES
     half = growth[_STRETCHES // 2 :]
-    if growth.mean() <= _GROWTH_SHARE * arrivals or half.mean() <= _LATE_GROWTH_SHARE * arrivals:
+    least = _GROWTH_SHARE * math.sqrt(min(1.0, _GROWTH_ARRIVALS / len(waiting))) * arrivals
+    if growth.mean() <= least or half.mean() <= _LATE_GROWTH * least:
         return False
     return bool(growth.mean() > _GROWTH_ERRORS * growth.std(ddof=1) / math.sqrt(_STRETCHES))
 

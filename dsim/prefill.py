@@ -28,7 +28,14 @@ class PrefillInstance:
     pool_order = 0
 
     def __init__(
-        self, deployment: Deployment, index: int, *, profile: Profile, parallelism: Parallelism, limits: BatchLimits
+        self,
+        deployment: Deployment,
+        index: int,
+        *,
+        profile: Profile,
+        parallelism: Parallelism,
+        limits: BatchLimits,
+        first_token: FirstToken,
     ) -> None:
         self.index = index
         self.touched = False
@@ -40,7 +47,7 @@ class PrefillInstance:
         self._deployment = deployment
         self._latency = profile.latency_at(parallelism.tp)
         self._host = profile.host_of(Role.PREFILL, parallelism.pp)
-        self._first_token = profile.handover.first_token_from
+        self._first_token = first_token
         self._limits = limits
         self._pp = parallelism.pp
         self._stages = Stages(parallelism.pp)

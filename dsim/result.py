@@ -179,6 +179,20 @@ class Result:
         span_s = float(np.nanmax(ends) - self.columns["arrival_s"][0])
         return done / span_s if span_s > 0 else math.inf
 
+    def good_throughput_per_s(self, slo: Slo) -> float:
+        """Counted requests per second that met every limit, over the span of the counted requests.
+
+        The span runs from their first arrival to their last completion: what serving benchmarks call request goodput.
+        """
+        if not len(self):
+            return 0.0
+        ends = self.column("last_token_s")
+        if np.isnan(ends).all():
+            return 0.0
+        span_s = float(np.nanmax(ends) - self.column("arrival_s")[0])
+        met = int(np.count_nonzero(self.met(slo)))
+        return met / span_s if span_s > 0 else math.inf
+
     def ttft_parts_s(self) -> dict[str, float]:
         """Mean seconds between arrival and first decode launch, by part, each over the requests that had it.
 
@@ -221,7 +235,7 @@ class Result:
             "itl_s": self.itl().to_dict(),
             "e2e_s": Distribution.of(self.e2e_s).to_dict(),
             "throughput_per_s": self.throughput_per_s,
-            "good_throughput_per_s": self.throughput_per_s * attainment.both,
+            "good_throughput_per_s": self.good_throughput_per_s(slo),
             "saturation": self.saturation.value,
             "ttft_parts_s": self.ttft_parts_s(),
             "first_token_after": self.first_token_after,
@@ -233,14 +247,23 @@ class Result:
             "placement": str(self.placement),
             "num_gpus": self.placement.num_gpus,
             "seed": self.options.seed,
+            "options": {
+                "prefill_routing": self.options.prefill_routing.value,
+                "decode_routing": self.options.decode_routing.value,
+                "prefill_token_limit": self.options.prefill_token_limit,
+            },
             "version": __version__,
         }
 
     def to_frame(self) -> pd.DataFrame:
-        """Return the counted requests as a data frame, one row each, with `ttft_s`, `tpot_s` and `e2e_s`."""
+        """Return the counted requests as a data frame, by number of request, with `ttft_s`, `tpot_s` and `e2e_s`.
+
+        The numbers are those of the step log: the requests of a warm-up have the first ones.
+        """
         import pandas as pd
 
-        frame = pd.DataFrame({name: values[self.counted] for name, values in self.columns.items()})
+        rows = pd.RangeIndex(self.counted.start, self.counted.stop, name="request")
+        frame = pd.DataFrame({name: values[self.counted] for name, values in self.columns.items()}, index=rows)
         frame["ttft_s"], frame["tpot_s"], frame["e2e_s"] = self.ttft_s, self.tpot_s, self.e2e_s
         return frame
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from dsim.clock import ARRIVAL
 from dsim.deployment import Deployment, longest_prompt
-from dsim.errors import DsimError, InputError
+from dsim.errors import InputError, InternalError
 from dsim.job import Job
 from dsim.options import Options, Window
 from dsim.pools import Placement, Role
@@ -48,6 +48,7 @@ def simulate(
     by_role = dict.fromkeys(Role, profiles) if isinstance(profiles, Profile) else profiles
     if not isinstance(source, Trace | ClosedLoop) and window.counted is None:
         raise InputError("window", "must be given for an endless source", name="counted")
+    _check_match(placement, by_role)
     recorder = Recorder(window, track_itl=options.track_itl, log_steps=options.log_steps)
     deployment = Deployment(placement, by_role, options=options, recorder=recorder, phase=phase)
     front = by_role[placement.pools[0].role]
@@ -60,13 +61,30 @@ def simulate(
         _Feeder(deployment, blocks, request_s=front.request_s, model_context=context_tokens, longest_prompt=longest)
     deployment.run()
     if not recorder.done and deployment.leaked_blocks:
-        raise DsimError(f"internal error: {placement} stopped with {deployment.leaked_blocks} KV blocks in use")
+        raise InternalError(f"{placement} stopped with {deployment.leaked_blocks} KV blocks in use")
     result = Result.of(deployment, placement, by_role, options=options, window=window, phase=phase)
     if options.check:
         from dsim.laws import check_laws
 
         check_laws(result)
     return result
+
+
+def _check_match(placement: Placement, profiles: Mapping[Role, Profile]) -> None:
+    """Refuse pools whose profiles are of different models or count KV in different blocks."""
+    used = [profiles[pool.role] for pool in placement.pools]
+    for name, values in (
+        ("model", [profile.model.name for profile in used]),
+        ("block_tokens", [profile.block_tokens for profile in used]),
+    ):
+        if len(set(values)) > 1:
+            raise InputError(
+                "profiles",
+                "must be the same for all pools",
+                name=name,
+                value=" and ".join(map(str, values)),
+                hint="choose profiles of one model and engine family",
+            )
 
 
 class _Feeder:

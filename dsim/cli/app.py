@@ -10,7 +10,7 @@ import typer
 from dsim.cli import lists, search, simulate
 from dsim.cli.config import Origins
 from dsim.cli.problems import describe
-from dsim.errors import DsimError, InfeasiblePlacementError
+from dsim.errors import DsimError, InfeasiblePlacementError, InternalError
 from dsim.version import __version__
 
 app = typer.Typer(
@@ -55,7 +55,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
         typer.echo(f"error: {describe(error, origins)}", err=True)
         if isinstance(error, InfeasiblePlacementError):
             return 3
-        return 1 if isinstance(error, OSError) else 2
+        return 1 if isinstance(error, OSError | InternalError) else 2
     except typer.Abort:
         return 130
     return code if isinstance(code, int) else 0

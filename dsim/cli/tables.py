@@ -26,7 +26,7 @@ _PART_NAMES = {
 }
 _SATURATION = {
     "stable": "stable: the backlog does not grow",
-    "near_knee": "near the knee: requests wait longer than they are prefilled, or the backlog may be growing",
+    "near_knee": "near the knee: requests wait three times as long as their prefill and one token take",
     "overloaded": "overloaded: the backlog grows, so longer runs have longer latencies",
 }
 
