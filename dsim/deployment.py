@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 
-import numpy as np
-
 from dsim.clock import Clock
 from dsim.colocated import ColocatedInstance, PipelinedColocatedInstance, SerialColocatedInstance
 from dsim.decode import DecodeInstance, PipelinedDecodeInstance, SerialDecodeInstance
@@ -19,6 +17,7 @@ from dsim.prefill import PrefillInstance
 from dsim.profile import BatchLimits, FirstToken, Profile
 from dsim.recorder import Recorder
 from dsim.routing import Load, router
+from dsim.workload.streams import stream
 
 Instance = PrefillInstance | DecodeInstance | ColocatedInstance
 
@@ -62,7 +61,7 @@ class Deployment:
                 self._build(pool, profiles[pool.role])
         self._front_loads: list[Load] = [instance.load for instance in self.prefills or self.colocated]
         self._decode_loads = [instance.load for instance in self.decodes]
-        rng = np.random.Generator(np.random.PCG64(np.random.SeedSequence([options.seed, 3])))
+        rng = stream(options.seed, "routing")
         self._front_router = router(options.prefill_routing, rng)
         self._decode_router = router(options.decode_routing, rng)
         self._touched: list[Instance] = []

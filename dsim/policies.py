@@ -7,6 +7,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from dsim.errors import InputError
 from dsim.job import Job
 from dsim.kv import KvCache, num_blocks
 from dsim.pools import Policy
@@ -216,10 +217,8 @@ class Chunked:
         if loop.partial is not None and budget > 0:
             job = loop.partial
             budget -= self._take(loop, step, job, budget)
-        admitted = 0
         while may_admit and budget > 0 and loop.partial is None and loop.admissible(len(step.chunks)):
             job = loop.admit()
-            admitted += 1
             budget -= self._take(loop, step, job, budget)
         return step
 
@@ -251,7 +250,9 @@ def _decode_step(loop: LoopState) -> Step:
 def scheduling_policy(policy: Policy, token_budget: int | None) -> SchedulingPolicy:
     """Return the policy object of a colocated pool."""
     if policy is Policy.CHUNKED:
-        return Chunked(token_budget or 0)
+        if token_budget is None:
+            raise InputError("placement", "is needed by the chunked policy", name="token_budget")
+        return Chunked(token_budget)
     whole: dict[Policy, SchedulingPolicy] = {
         Policy.PREFILL_FIRST: PrefillFirst(),
         Policy.DECODE_FIRST: DecodeFirst(),

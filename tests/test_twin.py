@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -9,8 +10,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
-from dsim.latency import HostOverhead
+from dsim.latency import Chunk, HostOverhead, LatencyModel, ValidRange
 from dsim.options import Options, Routing
 from dsim.pools import Parallelism, Placement, Policy, Role
 from dsim.profile import BatchLimits, FirstToken, Handover, Preemption, Profile
@@ -20,6 +22,32 @@ from dsim.trace import Trace
 from dsim.workload import ClosedLoop, Uniform
 from tests.reference.simulator import run_reference, run_reference_closed
 from tests.reference.systems import every_role, make_profile, make_trace, tokens_per_s
+
+
+@dataclass(frozen=True)
+class Listed:
+    """A latency model without a closed form, as a table is: it lists its decode steps."""
+
+    model: LatencyModel
+
+    @property
+    def valid_range(self) -> ValidRange:
+        return self.model.valid_range
+
+    def prefill_s(self, chunks: Sequence[Chunk]) -> float:
+        return self.model.prefill_s(chunks)
+
+    def decode_s(self, requests: int, context_tokens: int) -> float:
+        return self.model.decode_s(requests, context_tokens)
+
+    def mixed_s(self, chunks: Sequence[Chunk], requests: int, context_tokens: int) -> float:
+        return self.model.mixed_s(chunks, requests, context_tokens)
+
+    def decode_line(self, requests: int) -> None:
+        return None
+
+    def decode_run_s(self, requests: int, context_tokens: int, steps: int) -> NDArray[np.float64]:
+        return self.model.decode_run_s(requests, context_tokens, steps)
 
 
 @dataclass(frozen=True)
@@ -88,6 +116,8 @@ def systems(draw: st.DrawFn, *, dyadic: bool) -> System:
         admission_watermark=draw(st.sampled_from([0.0, 0.1])),
         request_s=draw(st.sampled_from([0.0, 4 / 1024])),
     )
+    if draw(st.integers(0, 3)) == 0:
+        profile = replace(profile, latency={tp: Listed(model) for tp, model in profile.latency.items()})
     degree = st.builds(Parallelism, tp=st.sampled_from([1, 2]), pp=st.sampled_from([1, 1, 2, 4]))
     count = st.integers(1, 3)
     if colocated:
