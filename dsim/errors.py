@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable, Sequence
 
 
@@ -28,6 +29,7 @@ class InputError(DsimError):
     def __init__(
         self, where: str, rule: str, *, name: str | None = None, value: object = None, hint: str | None = None
     ) -> None:
+        hint = hint or _remedy(rule)
         self.where = where
         self.rule = rule
         self.name = name
@@ -39,7 +41,7 @@ class InputError(DsimError):
             (False, True): f"{_shown(value)} ",
             (False, False): "",
         }[name is not None, value is not None]
-        super().__init__(f"{where}: {subject}{rule}" + (f"; {hint}" if hint else ""))
+        super().__init__(f"{where}: {subject}{rule}; {hint}")
 
 
 class InfeasiblePlacementError(DsimError):
@@ -49,6 +51,23 @@ class InfeasiblePlacementError(DsimError):
         self.placement = placement
         self.reasons = tuple(reasons)
         super().__init__(f"{placement}: cannot run: " + "; ".join(reasons))
+
+
+#: What to do about a rule that was not kept, where the place that found it out has nothing better to say.
+_REMEDIES = (
+    (r"must be (>|<|between|at least|at most|finite and)", "write a value in that range"),
+    (r"must be (a|an) (finite |whole )*number", "write a number"),
+    (r"must be .*finite", "write a finite number"),
+    (r"must ", "change it so"),
+    (r"cannot be read", "check the path and its permissions"),
+)
+
+
+def _remedy(rule: str) -> str:
+    for pattern, remedy in _REMEDIES:
+        if re.match(pattern, rule):
+            return remedy
+    return "correct it or leave it out"
 
 
 def nearest(word: str, known: Iterable[str]) -> str:

@@ -103,7 +103,8 @@ class Pool:
         return f"{self} ({self.policy.value}{budget})"
 
 
-_POOL = re.compile(r"(\d+)\s*x\s*([A-Za-z]+)\s*:\s*tp(\d+)(?:pp(\d+))?", re.IGNORECASE)
+#: Counts to 9999 and degrees to 999: more is a slip of the finger.
+_POOL = re.compile(r"([0-9]{1,4})\s*x\s*([A-Za-z]+)\s*:\s*tp([0-9]{1,3})(?:pp([0-9]{1,3}))?", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +169,7 @@ class Placement:
                     where,
                     "is not a pool",
                     value=part.strip(),
-                    hint="write COUNTxROLE:tpNppM with role P, D or C, as in '1xP:tp2pp1 + 1xD:tp1pp1'",
+                    hint="write COUNTxROLE:tpNppM with role P, D or C, as in '1xP:tp2pp1 + 1xD:tp1pp1'; counts to 9999",
                 )
             role = Role(letter)
             colocated = role is Role.COLOCATED

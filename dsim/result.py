@@ -171,27 +171,23 @@ class Result:
 
     @property
     def throughput_per_s(self) -> float:
-        """Completed requests per second between the first arrival and the last completion."""
-        ends = self.columns["last_token_s"]
-        done = int(np.count_nonzero(~np.isnan(ends)))
-        if not done:
-            return 0.0
-        span_s = float(np.nanmax(ends) - self.columns["arrival_s"][0])
-        return done / span_s if span_s > 0 else math.inf
+        """Completed counted requests per second between their first arrival and their last completion."""
+        return self._per_s(int(np.count_nonzero(~np.isnan(self.column("last_token_s")))))
 
     def good_throughput_per_s(self, slo: Slo) -> float:
         """Counted requests per second that met every limit, over the span of the counted requests.
 
         The span runs from their first arrival to their last completion: what serving benchmarks call request goodput.
         """
-        if not len(self):
-            return 0.0
+        return self._per_s(int(np.count_nonzero(self.met(slo))))
+
+    def _per_s(self, requests: int) -> float:
+        """Return `requests` per second of the span of the counted requests."""
         ends = self.column("last_token_s")
-        if np.isnan(ends).all():
+        if not requests or np.isnan(ends).all():
             return 0.0
         span_s = float(np.nanmax(ends) - self.column("arrival_s")[0])
-        met = int(np.count_nonzero(self.met(slo)))
-        return met / span_s if span_s > 0 else math.inf
+        return requests / span_s if span_s > 0 else math.inf
 
     def ttft_parts_s(self) -> dict[str, float]:
         """Mean seconds between arrival and first decode launch, by part, each over the requests that had it.

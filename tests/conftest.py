@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -15,6 +16,11 @@ settings.register_profile(
     "ci", deadline=None, max_examples=100, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("ci" if os.environ.get("CI") else "dev")
+
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # Background jobs of a shell ignore interrupts and hand that down to the commands whose interruption is tested.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture

@@ -165,6 +165,12 @@ def test_nodes_and_gpus_per_node(cli: Cli) -> None:
     plan = json.loads(cli(*QUICK[:5], "--nodes", "2", "--gpus-per-node", "3", "--dry-run", "--format", "json").out)
     assert plan["num_gpus"] == 6
     assert json.loads(cli(*QUICK[:5], "--dry-run", "--format", "json").out)["num_gpus"] == 8
+    low = cli.refused(*QUICK[:5], "--nodes", "2", "--affinity", "low")
+    assert low == (
+        "--nodes: 2 is more than one node of 8 GPUs, which --affinity low is not modelled for yet; "
+        "ask for at most 8 GPUs, or --affinity high"
+    )
+    assert cli.refused(*QUICK[:5], "--gpus", "65").startswith("--gpus: 65 must be <= 64 GPUs in all; ")
 
 
 def test_engines_of_the_two_kinds(cli: Cli) -> None:
@@ -197,4 +203,4 @@ def test_options_from_a_file(cli: Cli, tmp_path: Path) -> None:
     # One pair, and one or two colocated instances of tp 1, one of tp 2 and of pp 2, under orca and three token budgets.
     assert plan["candidates"] == 1 + 4 * 4
     path.write_text("model: 13b\nslo: {ttft: 0.4, tpot: 0.1}\ngpus: 0\n")
-    assert cli.refused("search", "-c", str(path)) == f"{path}:3: gpus=0 must be >= 1"
+    assert cli.refused("search", "-c", str(path)) == f"{path}:3: gpus=0 must be >= 1; write a value in that range"

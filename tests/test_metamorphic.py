@@ -19,7 +19,7 @@ from dsim.simulate import simulate
 from dsim.slo import Slo
 from dsim.trace import Trace
 from tests.reference.systems import every_role, make_profile, make_trace
-from tests.test_twin import System, systems
+from tests.test_twin import Listed, System, systems
 
 
 def run(system: System, *, profile: Profile | None = None, trace: Trace | None = None) -> Result:
@@ -35,8 +35,10 @@ def run(system: System, *, profile: Profile | None = None, trace: Trace | None =
 # Time
 
 
-def slower(latency: LatencyModel) -> AffineLatency:
+def slower(latency: LatencyModel) -> LatencyModel:
     """Return a latency model that takes twice as long."""
+    if isinstance(latency, Listed):
+        return Listed(slower(latency.model))
     assert isinstance(latency, AffineLatency)
     prefill = AffinePrefill(*(2 * x for x in dataclasses.astuple(latency.prefill)))
     small, large = (AffineDecode(*(2 * x for x in dataclasses.astuple(d))) for d in (latency.small, latency.large))

@@ -81,17 +81,17 @@ def test_whole_numbers(text: str, value: int) -> None:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("true", "f.yaml:1: a=True must be a number"),
-        ("x", "f.yaml:1: a='x' must be a number"),
+        ("true", "f.yaml:1: a=True must be a number; write a number"),
+        ("x", "f.yaml:1: a='x' must be a number; write a number"),
         ("'3'", "f.yaml:1: a='3' must be a number; remove the quotes"),
-        ("[1]", "f.yaml:1: a=[...] must be a number"),
-        ("{b: 1}", "f.yaml:1: a={...} must be a number"),
-        ("", "f.yaml:1: a=nothing must be a number"),
-        (".nan", "f.yaml:1: a=nan must be a finite number"),
-        ("-.INF", "f.yaml:1: a=-inf must be a finite number"),
-        ("1e999", "f.yaml:1: a=inf must be a finite number"),
-        ("9" * 5000, "f.yaml:1: a=inf must be a finite number"),
-        ("-1", "f.yaml:1: a=-1 must be >= 0"),
+        ("[1]", "f.yaml:1: a=[...] must be a number; write a number"),
+        ("{b: 1}", "f.yaml:1: a={...} must be a number; write a number"),
+        ("", "f.yaml:1: a=nothing must be a number; write a number"),
+        (".nan", "f.yaml:1: a=nan must be a finite number; write a number"),
+        ("-.INF", "f.yaml:1: a=-inf must be a finite number; write a number"),
+        ("1e999", "f.yaml:1: a=inf must be a finite number; write a number"),
+        ("9" * 5000, "f.yaml:1: a=inf must be a finite number; write a number"),
+        ("-1", "f.yaml:1: a=-1 must be >= 0; write a value in that range"),
     ],
 )
 def test_what_is_no_number(text: str, expected: str) -> None:

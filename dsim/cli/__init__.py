@@ -21,7 +21,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from dsim.cli.app import run
 
         code = run(arguments)
-        sys.stdout.flush()
+        if sys.stdout is not None:
+            sys.stdout.flush()
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:

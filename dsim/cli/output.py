@@ -165,7 +165,7 @@ def note(text: str, *, quiet: bool) -> None:
 
 def use_color(*, no_color: bool) -> bool:
     """Return whether stdout may be coloured."""
-    return not no_color and sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+    return not no_color and sys.stdout is not None and sys.stdout.isatty() and not os.environ.get("NO_COLOR")
 
 
 def _plain(value: object) -> object:

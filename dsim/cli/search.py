@@ -165,7 +165,7 @@ def search(
         question = _question(
             asked,
             slo=slo,
-            cluster=_cluster(used, gpus=gpus, nodes=nodes, gpus_per_node=gpus_per_node),
+            cluster=_cluster(used, gpus=gpus, nodes=nodes, gpus_per_node=gpus_per_node, affinity=affinity),
             attainment=share("--attainment", attainment),
             precision=share("--precision", precision),
             affinity=affinity,
@@ -262,16 +262,34 @@ def _colocated_profile(used: Profile, *, engine: str | None, file: Path | None) 
         raise InputError("--colocated-engine", error.rule, value=engine, hint=error.hint) from None
 
 
-def _cluster(used: Profile, *, gpus: int | None, nodes: int | None, gpus_per_node: int | None) -> tuple[int, int]:
+#: Most GPUs of one search: the placements grow with the cube of them.
+_MOST_GPUS = 64
+
+
+def _cluster(
+    used: Profile, *, gpus: int | None, nodes: int | None, gpus_per_node: int | None, affinity: AffinityChoice
+) -> tuple[int, int]:
     """Return GPUs in all and GPUs of a node."""
     per_node = used.gpu.gpus_per_node
     if gpus_per_node is not None:
         per_node = whole("--gpus-per-node", gpus_per_node, at_least=1, at_most=1024)
-    if nodes is None:
-        return (per_node if gpus is None else whole("--gpus", gpus, at_least=1, at_most=100_000)), per_node
-    if gpus is not None:
+    if nodes is not None and gpus is not None:
         raise InputError("--nodes", "does not go with --gpus", value=nodes, hint="leave one of the two out")
-    return whole("--nodes", nodes, at_least=1, at_most=10_000) * per_node, per_node
+    if nodes is not None:
+        option, value = "--nodes", nodes
+        asked = whole(option, nodes, at_least=1, at_most=10_000) * per_node
+    elif gpus is not None:
+        option, value = "--gpus", gpus
+        asked = whole(option, gpus, at_least=1, at_most=100_000)
+    else:
+        option, value, asked = "--gpus-per-node", per_node, per_node
+    if asked > _MOST_GPUS:
+        hint = "search a part of the cluster and replicate the answer"
+        raise InputError(option, f"must be <= {_MOST_GPUS} GPUs in all", value=value, hint=hint)
+    if asked > per_node and affinity is AffinityChoice.LOW:
+        rule = f"is more than one node of {per_node} GPUs, which --affinity low is not modelled for yet"
+        raise InputError(option, rule, value=value, hint=f"ask for at most {per_node} GPUs, or --affinity high")
+    return asked, per_node
 
 
 def _question(

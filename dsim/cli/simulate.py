@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -45,6 +46,9 @@ if TYPE_CHECKING:
     from dsim.trace import Trace
     from dsim.workload import ClosedLoop
 
+#: Requests drawn at a time, and the most that arrive after the counted ones, in multiples of those: far more than a
+#: rate that can be sustained needs until they have finished, and an end to the others.
+_BLOCK, _MOST_LATER = 4096, 10
 #: Counted requests and warm-up of a generated run: attainment to about half a point, the ramp left out.
 _REQUESTS, _WARMUP = 10_000, 1_000
 
@@ -425,7 +429,9 @@ def _generated(asked: _Asked, profile: Profile, *, seed: int) -> _Traffic:
     else:
         # Blocks are drawn when they are needed: see now whether they can be.
         workload.trace(num_requests=1, seed=seed, context_tokens=context_tokens, rate_per_s=rate)
-        source = workload.blocks(seed=seed, context_tokens=context_tokens, rate_per_s=rate)
+        endless = workload.blocks(seed=seed, context_tokens=context_tokens, rate_per_s=rate, block=_BLOCK)
+        most = _MOST_LATER * (warmup + counted) + _BLOCK
+        source = itertools.islice(endless, -(-(warmup + counted + most) // _BLOCK))
     shown_rate = rate if rate is not None else workload.arrivals.native_rate_per_s
     label = f"{counted} requests at {shown_rate:g}/s, {process} arrivals, {text} lengths"
     label += f", after {warmup} of warm-up" if warmup else ""
