@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
@@ -22,6 +23,8 @@ _STEEP: Final = 0.3
 _GROWTH: Final = 12.0
 #: Log ratio of two neighbouring rates at least and at most, while one end of the bracket is missing.
 _STEP: Final = (0.06, 0.5)
+#: Drift at most that an estimate allows for, as a log ratio.
+_MOST_DRIFT: Final = 0.05
 #: Rates probed at most.
 _MAX_RATES: Final = 60
 #: A placement that fails at this share of its capacity bound sustains nothing.
@@ -45,12 +48,14 @@ class Observation:
         stable: whether the backlog did not grow.
         stopped_early: the probe ended as soon as it had certainly failed.
         requests: requests simulated.
+        late: attainment of the second half of the counted requests, None where it does not matter.
     """
 
     attainment: float
     stable: bool = True
     stopped_early: bool = False
     requests: int = 0
+    late: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +86,8 @@ class Goodput:
         log_rates: log of the rate that each replication alone points at, by replication; empty where nothing is
             sustained. Two placements' replications of one number saw the same requests.
         bracket_per_s: the highest rate sustained and the lowest not sustained.
-        resolution: how far the root may lie from the estimate, as a log ratio, whatever the number of replications.
+        resolution: how far the root may lie from the estimate, as a log ratio, whatever the number of replications:
+            what the bracket leaves open, and what attainment still lost from the whole runs to their second halves.
         monotone: False if attainment rose significantly with the rate somewhere.
         resolved: False if the search for the root was given up.
         requests: requests simulated for it.
@@ -97,13 +103,16 @@ class Goodput:
 
 
 def ratio(a: Goodput, b: Goodput, *, confidence: float = 0.95) -> Interval | None:
-    """Return goodput a / goodput b, paired by common random numbers; None where either is 0."""
+    """Return goodput a / goodput b over the replications that both have, paired by common random numbers.
+
+    None where either is 0 or fewer than two replications are common.
+    """
     common = min(len(a.log_rates), len(b.log_rates))
     if common < 2 or not a.rate_per_s.best or not b.rate_per_s.best:
         return None
     paired = [x - y for x, y in zip(a.log_rates[:common], b.log_rates[:common], strict=True)]
     spread = mean_interval(paired, confidence=confidence)
-    best = a.rate_per_s.best / b.rate_per_s.best
+    best = math.exp(spread.best)
     half = (spread.high - spread.low) / 2 + a.resolution + b.resolution
     return Interval(best * math.exp(-half), best, best * math.exp(half))
 
@@ -114,7 +123,7 @@ class Estimator:
 
     A few replications locate the rate at which mean attainment crosses the target; all of them are then run at two
     rates close on either side. The interval is Student's over the replications' own crossings, linearised with the
-    common slope; it is never narrower than what the bracket leaves open.
+    common slope; it is never narrower than what the bracket leaves open and what the runs still drift.
 
     Args:
         target: attainment that must be reached.
@@ -184,12 +193,24 @@ class Estimator:
         """Return the attainment that lasts at a rate, by replication.
 
         None does where the backlog grows in at least half of the runs, however good they still look. In fewer it may be
-        chance, and the attainment of those runs is low enough.
+        chance, and the attainment of those runs is low enough. Where the second halves are worse than the whole runs by
+        more than chance explains, the queues were still filling: the second halves count.
         """
         runs = [self.seen[rate_per_s][i] for i in range(self.replications)]
         if 2 * sum(not run.stable for run in runs) >= len(runs):
             return [0.0] * len(runs)
-        return [run.attainment for run in runs]
+        late = [run.attainment if run.late is None else run.late for run in runs]
+        return late if self._drift(rate_per_s) > 0 else [run.attainment for run in runs]
+
+    def _drift(self, rate_per_s: float) -> float:
+        """Return the mean attainment that is lost from whole runs to their second halves, 0 if it may be by chance."""
+        runs = [run for i, run in self.seen.get(rate_per_s, {}).items() if i < self.replications]
+        lost = [run.attainment - run.late for run in runs if run.late is not None]
+        if not lost:
+            return 0.0
+        mean = sum(lost) / len(lost)
+        error = statistics.stdev(lost) / math.sqrt(len(lost)) if len(lost) > 1 else 0.0
+        return mean if mean > error else 0.0
 
     def _means(self) -> list[tuple[float, float]]:
         """Return (rate, mean attainment) of the rates that all current replications have seen, by rate."""
@@ -287,9 +308,18 @@ class Estimator:
             root - ((1 - share) * (at_low - x) / missing[0] + share * (at_high - y) / missing[1]) / growth
             for x, y in zip(here, there, strict=True)
         ]
+        # Where some replications collapse before others the slope of their mean says little: then where each crosses by
+        # itself does.
+        crossings = self._crossings(means)
+        middle = sum(crossings) / len(crossings)
+        if len(own) > 1 and statistics.stdev(crossings) > statistics.stdev(own):
+            own = [root + crossing - middle for crossing in crossings]
         spread = mean_interval(own, confidence=self.sampling.confidence)
         # A smooth curve departs from the line by the width squared, a jump by anything within it.
         resolution = width * (width + min(fall, 1.0)) / 4
+        # What was lost in the first half of the runs may be lost once more.
+        drift = (1 - share) * self._drift(low) / missing[0] + share * self._drift(high) / missing[1]
+        resolution += min(drift / growth, _MOST_DRIFT) if growth > 0 else 0.0
         half = (spread.high - spread.low) / 2 + resolution
         below, above = root - half, root + half
         if fall > _JUMP:
@@ -297,6 +327,22 @@ class Estimator:
             below, above = min(below, math.log(low)), max(above, math.log(high))
         interval = Interval(math.exp(below), math.exp(root), math.exp(above))
         return Goodput(interval, tuple(own), (low, high), resolution, monotone, resolved, requests)
+
+    def _crossings(self, means: Sequence[tuple[float, float]]) -> list[float]:
+        """Return the log of the rate at which each replication's own attainment crosses the target."""
+        seen = [(rate, self._sustained(rate)) for rate, _ in means]
+        found = []
+        for i in range(self.replications):
+            (low, at_low), (high, at_high) = self._bracket([(rate, values[i]) for rate, values in seen])
+            if low == 0:
+                found.append(math.log(high) + max(distance(at_high, self.target), -_STEP[0]))
+            elif math.isinf(high):
+                found.append(math.log(low) + min(distance(at_low, self.target), _STEP[0]))
+            else:
+                above, below = distance(at_low, self.target), distance(at_high, self.target)
+                share = above / (above - below) if above > below else 0.5
+                found.append(math.log(low) + math.log(high / low) * share)
+        return found
 
     def _is_monotone(self, means: Sequence[tuple[float, float]]) -> bool:
         """Return whether attainment never rises from one rate to the next by more than its paired error."""

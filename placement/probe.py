@@ -9,7 +9,7 @@ from typing import Protocol
 
 import numpy as np
 
-from dsim.errors import DsimError
+from dsim.errors import InfeasiblePlacementError, InputError
 from dsim.metrics import Saturation
 from dsim.options import Options, Window
 from dsim.pools import Placement, Role
@@ -105,10 +105,10 @@ class Outcome:
 
 
 def run_probe(scenario: Scenario, probe: Probe) -> Outcome:
-    """Simulate a probe; an error of the simulation is part of the outcome."""
+    """Simulate a probe; faults of the placement and the requests are part of the outcome, those of dsim are not."""
     try:
         return _outcome(scenario, probe, _simulate(scenario, probe))
-    except DsimError as error:
+    except (InfeasiblePlacementError, InputError) as error:
         return Outcome(Observation(0.0, stable=False), failure=str(error))
 
 
@@ -119,7 +119,7 @@ def _simulate(scenario: Scenario, probe: Probe) -> Result:
     requests = probe.warmup + probe.counted + probe.tail
     misses = math.inf
     if probe.slack is not None:
-        misses = math.floor((1 - scenario.target + probe.slack) * probe.counted)
+        misses = probe.counted - required_hits(scenario.target - probe.slack, probe.counted)
     window = Window(probe.warmup, probe.counted, scenario.slo, misses)
     return simulate(
         probe.placement,
@@ -139,14 +139,24 @@ def _outcome(scenario: Scenario, probe: Probe, result: Result) -> Outcome:
     met = result.met(scenario.slo)
     shares = result.attainment(scenario.slo)
     stable = scenario.transient or result.saturation is not Saturation.OVERLOADED
+    late = None if scenario.transient else float(met[len(met) // 2 :].mean())
     return Outcome(
-        Observation(float(met.mean()), stable=stable, requests=requests),
+        Observation(float(met.mean()), stable=stable, requests=requests, late=late),
         error=_error(met),
         attainment=(shares.both, shares.ttft, shares.tpot),
         utilization=tuple(sorted(result.utilization.items(), key=lambda item: item[0].name)),
         parts_s=tuple(result.ttft_parts_s().items()) if probe.phase is None else (),
         throughput_per_s=_throughput_per_s(result),
     )
+
+
+def required_hits(share: float, requests: int) -> int:
+    """Return the fewest requests that are at least this share of all, whatever binary fractions make of the share.
+
+    >>> required_hits(1 - 0.9, 300), required_hits(0.9, 301)
+    (30, 271)
+    """
+    return max(0, math.ceil(round(share * requests, 6)))
 
 
 def _throughput_per_s(result: Result) -> float:

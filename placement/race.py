@@ -10,20 +10,21 @@ from typing import Final
 
 from dsim.pools import Placement, Pool, Role
 from placement.bounds import Bound
-from placement.goodput import Ask, Estimator, Goodput, Sampling, distance
+from placement.goodput import Ask, Estimator, Goodput, Observation, Sampling, distance
 from placement.probe import Outcome, Probe
 from placement.runner import Runner
 
-#: Attainment that a run may miss the target by before it is stopped as certainly failed: a prefill pool alone, a whole
+#: Attainment that a run may miss the target by before it is stopped as clearly failed: a prefill pool alone, a whole
 #: placement briefly, one of those that decide where to begin, a long run, one of several long runs.
-_SLACK: Final = 0.15
-_BRIEF_SLACK: Final = 0.12
+_SLACK: Final = 0.1
+_BRIEF_SLACK: Final = 0.08
 _SEEDING_SLACK: Final = 0.5
-_LONG_SLACK: Final = 0.02
+_LONG_SLACK: Final = 0.04
 _SHARED_SLACK: Final = 0.15
-#: A run that weeds out fails for certain if it is below the target by more than so many standard errors, each of at
-#: least `_DOUBT`: the errors of a short run near saturation are themselves underestimated.
-_SURE: Final = 3.0
+#: A run clearly fails if it is below the target by more than so many standard errors. Those of a run that weeds out are
+#: at least `_DOUBT`, as short runs near saturation underestimate them; of one on the requests of the rivals, whose
+#: chances are the same, half of it.
+_CLEAR: Final = 2.0
 _DOUBT: Final = 0.02
 #: Candidates examined side by side. A constant, so that the number of workers changes nothing.
 _ABREAST: Final = 12
@@ -53,7 +54,8 @@ class Entrant:
         capacity_per_s, headroom: upper guess of its rate, infinite where unknown, and of the share of it that it may
             use: where to look, never a reason to prune.
         worth: share of the cluster's GPUs that copies of it can use, for the race for the largest total.
-        failed: lowest rate that it cannot sustain, and why.
+        failed: lowest rate that it cannot sustain or fell short at, and why.
+        guess: rate where its goodput may lie, of one that fell short of a rate so narrowly that it was not sought.
         estimator: seeks its goodput, once it has passed where its rivals are.
         failure: error that broke off a run.
     """
@@ -65,6 +67,7 @@ class Entrant:
     worth: float = 1.0
     failed: float = math.inf
     failed_by: str = ""
+    guess: float = 0.0
     estimator: Estimator | None = None
     outcomes: dict[Ask, Outcome] = field(default_factory=dict)
     failure: str | None = None
@@ -162,7 +165,7 @@ class Race:
     """Examines candidates, the most promising first, at the rate that their best rivals reach.
 
     A candidate whose bound lies below that rate is never simulated. Another one first runs briefly, its prefill pool
-    alone and then all of it, and is dropped when it certainly fails; then on the very requests on which the rivals'
+    alone and then all of it, and is dropped when it clearly fails; then on the very requests on which the rivals'
     goodput was found; only one that passes there has its own goodput sought, and may become a rival. What is learnt is
     kept.
 
@@ -212,7 +215,7 @@ class Race:
 
     def seek(self, entrants: Sequence[Entrant]) -> None:
         """Find the goodput of entrants wherever it lies."""
-        unknown = [e for e in entrants if e.goodput is None and e.failure is None]
+        unknown = [e for e in entrants if e.goodput is None and e.failure is None and e.failed > 0]
         self._run([self._examine(e, 0.0, e.expected) for e in unknown])
 
     def _seeds(self, queue: Sequence[Entrant], count: int) -> dict[Entrant, float]:
@@ -260,17 +263,21 @@ class Race:
             entrant.failure = next((outcome.failure for outcome in outcomes if outcome.failure is not None), None)
             if entrant.failure is not None:
                 return
-            seen = [outcome.observation for outcome in outcomes]
-            mean = sum(observation.attainment for observation in seen) / len(seen)
-            grows = 2 * sum(not observation.stable for observation in seen) >= len(seen)
-            if mean < self.target or grows:
-                at_most = "at most " if any(observation.stopped_early for observation in seen) else ""
-                growing = " and a growing backlog" if grows else ""
-                entrant.note_failed(rate, f"attainment {at_most}{mean:.1%}{growing} on the requests of its rivals")
+            if len(outcomes) == 1 and not self._clearly_fails(outcomes) and self._falls_short(outcomes):
+                again = Ask(asks[0].rate_per_s, 1)
+                outcomes += yield [self.probe(entrant, again, slack=slack)]
+                asks.append(again)
+                entrant.failure = outcomes[-1].failure
+                if entrant.failure is not None:
+                    return
+            if self._clearly_fails(outcomes) or (len(outcomes) > 1 and self._falls_short(outcomes)):
+                self._note_short(entrant, rate, [outcome.observation for outcome in outcomes])
                 return
             for ask, outcome in zip(asks, outcomes, strict=True):
-                entrant.outcomes[ask] = outcome
-                estimator.tell(ask, outcome.observation)
+                # A run that was stopped says what attainment was at most: the estimator asks for all of it.
+                if not outcome.observation.stopped_early and ask.replication < self.sampling.replications:
+                    entrant.outcomes[ask] = outcome
+                    estimator.tell(ask, outcome.observation)
         while asks := estimator.ask():
             outcomes = yield [self.probe(entrant, ask) for ask in asks]
             for ask, outcome in zip(asks, outcomes, strict=True):
@@ -290,7 +297,7 @@ class Race:
         rate_per_s = rate * entrant.num_gpus
         if alone.passed < rate_per_s < alone.failed:
             (outcome,) = yield [self._weed(entrant, rate_per_s, self.short, _SLACK, Role.PREFILL)]
-            if self._certainly_fails(outcome):
+            if self._drops(outcome):
                 alone.failed = min(alone.failed, rate_per_s)
             elif outcome.observation.attainment >= self.target:
                 alone.passed = max(alone.passed, rate_per_s)
@@ -302,14 +309,38 @@ class Race:
             return
         (outcome,) = yield [self._weed(entrant, rate * entrant.num_gpus, self.brief, _BRIEF_SLACK)]
         entrant.failure = outcome.failure
-        if outcome.failure is None and self._certainly_fails(outcome):
+        if outcome.failure is None and self._drops(outcome):
             seen = outcome.observation
             at_most = "at most " if seen.stopped_early else ""
             entrant.note_failed(rate, f"attainment {at_most}{seen.attainment:.1%} in a short run")
 
-    def _certainly_fails(self, outcome: Outcome) -> bool:
+    def _drops(self, outcome: Outcome) -> bool:
         seen = outcome.observation
-        return seen.stopped_early or seen.attainment + _SURE * max(outcome.error, _DOUBT) < self.target
+        return seen.stopped_early or seen.attainment + _CLEAR * max(outcome.error, _DOUBT) < self.target
+
+    def _clearly_fails(self, outcomes: Sequence[Outcome]) -> bool:
+        """Whether runs on the requests of the rivals fall short by more than their errors."""
+        mean = sum(outcome.observation.attainment for outcome in outcomes) / len(outcomes)
+        errors = [outcome.error for outcome in outcomes if not outcome.observation.stopped_early]
+        if not errors:
+            return True
+        error = math.sqrt(sum(max(error, _DOUBT / 2) ** 2 for error in errors)) / len(errors)
+        return mean + _CLEAR * error < self.target
+
+    def _falls_short(self, outcomes: Sequence[Outcome]) -> bool:
+        seen = [outcome.observation for outcome in outcomes]
+        grows = 2 * sum(not observation.stable for observation in seen) > len(seen)
+        return grows or sum(observation.attainment for observation in seen) / len(seen) < self.target
+
+    def _note_short(self, entrant: Entrant, rate: float, seen: Sequence[Observation]) -> None:
+        mean = sum(observation.attainment for observation in seen) / len(seen)
+        at_most = "at most " if any(observation.stopped_early for observation in seen) else ""
+        grows = 2 * sum(not observation.stable for observation in seen) > len(seen)
+        growing = " and a growing backlog" if grows else ""
+        runs = "one run" if len(seen) == 1 else f"{len(seen)} runs"
+        entrant.note_failed(rate, f"attainment {at_most}{mean:.1%}{growing} in {runs} on the requests of its rivals")
+        if not at_most and not grows:
+            entrant.guess = rate * math.exp(distance(mean, self.target))
 
     def _weed(
         self, entrant: Entrant, rate_per_s: float, horizon: Horizon, slack: float, phase: Role | None = None
@@ -325,8 +356,7 @@ class Race:
             phase=phase,
         )
 
-    def probe(self, entrant: Entrant, ask: Ask, *, slack: float | None = None) -> Probe:
-        """Return the long run that an estimator asks for."""
-        return Probe(
-            entrant.placement, ask.rate_per_s, ask.replication, self.long.warmup, self.long.counted, slack=slack
-        )
+    def probe(self, entrant: Entrant, ask: Ask, *, slack: float | None = None, run: Horizon | None = None) -> Probe:
+        """Return the run that an estimator asks for, as long as those that compare candidates unless said otherwise."""
+        run = run or self.long
+        return Probe(entrant.placement, ask.rate_per_s, ask.replication, run.warmup, run.counted, run.tail, slack=slack)

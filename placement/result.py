@@ -33,7 +33,7 @@ class Operation:
         rate_per_s: of the whole placement.
         attainment: shares (0 to 1) that met all limits, the TTFT limit, the TPOT limit.
         utilization: by role.
-        limiting: the role whose limit is missed most.
+        limiting: the role whose limit is missed most; the busier one where the limits do not tell.
         ttft_parts_s: mean seconds, by part.
         stable_rate_per_s: the largest rate at which the backlog does not grow; None if it was not measured.
     """
@@ -53,8 +53,10 @@ class Trial:
     Args:
         replicas: copies of the placement that the cluster holds; goodput per GPU is that of one.
         reasons: why it cannot run (INFEASIBLE), what pruned it (PRUNED), the error (FAILED).
-        bound_per_gpu_per_s: upper bound on its goodput that it was pruned by.
+        bound_per_gpu_per_s: analytic upper bound on its goodput, None where there is none.
+        failed_at_per_gpu_per_s: lowest rate at which simulations of a pruned one fell short; evidence, not a bound.
         tied: its goodput is not significantly below the best of the table.
+        tied_in_kind: nor below the best of its kind (disaggregated, colocated).
     """
 
     placement: Placement
@@ -63,8 +65,10 @@ class Trial:
     reasons: tuple[str, ...] = ()
     goodput: Goodput | None = None
     bound_per_gpu_per_s: float | None = None
+    failed_at_per_gpu_per_s: float | None = None
     operation: Operation | None = None
     tied: bool = False
+    tied_in_kind: bool = False
 
     @property
     def num_gpus(self) -> int:
@@ -103,7 +107,9 @@ class Trial:
             "goodput_per_gpu_per_s": None if goodput is None else goodput.to_dict(),
             "total_per_s": None if total is None else total.to_dict(),
             "bound_per_gpu_per_s": self.bound_per_gpu_per_s,
+            "failed_at_per_gpu_per_s": self.failed_at_per_gpu_per_s,
             "tied": self.tied,
+            "tied_in_kind": self.tied_in_kind,
             "monotone": None if self.goodput is None else self.goodput.monotone,
             "replications": None if self.goodput is None else len(self.goodput.log_rates),
             "rate_per_s": None if operation is None else operation.rate_per_s,
@@ -119,10 +125,15 @@ class Trial:
 
 @dataclass(frozen=True, slots=True)
 class Best:
-    """The best complete trial of each kind, None where no placement of the kind sustains any rate."""
+    """The best complete trial of each kind, None where no placement of the kind sustains any rate.
+
+    Args:
+        confidence: of the interval of the ratio.
+    """
 
     disaggregated: Trial | None
     colocated: Trial | None
+    confidence: float = 0.95
 
     @property
     def overall(self) -> Trial | None:
@@ -136,7 +147,7 @@ class Best:
         a, b = self.disaggregated, self.colocated
         if a is None or b is None or a.goodput is None or b.goodput is None:
             return None
-        paired = ratio(a.goodput, b.goodput)
+        paired = ratio(a.goodput, b.goodput, confidence=self.confidence)
         return None if paired is None else paired * (b.num_gpus / a.num_gpus)
 
 
@@ -145,7 +156,7 @@ class SearchResult:
     """The answer to a question.
 
     Args:
-        trials: every candidate: complete ones by goodput, then pruned by bound, failed, infeasible.
+        trials: every candidate: complete ones by goodput, then pruned by the rate, failed, infeasible.
         most_total: the complete trial whose copies serve most on the whole cluster.
         transient: goodput is that of a finite run from an empty system, not of the steady state.
         question: what was asked, in words and numbers.
@@ -231,7 +242,8 @@ def by_worth(trials: Sequence[Trial]) -> tuple[Trial, ...]:
     def key(trial: Trial) -> tuple[int, float, int, str]:
         worth, num_gpus, label = rank(trial)
         if trial.goodput is None:
-            worth = -(trial.bound_per_gpu_per_s or 0.0)
+            known = [r for r in (trial.bound_per_gpu_per_s, trial.failed_at_per_gpu_per_s) if r is not None]
+            worth = -min(known, default=0.0)
         return (order.index(trial.state), worth, num_gpus, label)
 
     return tuple(sorted(trials, key=key))

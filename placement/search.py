@@ -20,8 +20,8 @@ from dsim.profile import Profile
 from dsim.slo import Slo
 from dsim.workload import replication_seed
 from placement import bounds, feasibility, space
-from placement.goodput import Ask, Sampling, ratio
-from placement.probe import Outcome, Probe, Scenario, Source
+from placement.goodput import Ask, Estimator, Sampling, ratio
+from placement.probe import Outcome, Scenario, Source
 from placement.race import Entrant, Goal, Horizon, Race
 from placement.result import Best, Operation, SearchResult, State, Trial, by_worth, rank
 from placement.runner import Progress, Runner, local_processes
@@ -29,14 +29,23 @@ from placement.runner import Progress, Runner, local_processes
 #: Requests from whose lengths the bounds take their means.
 _SAMPLE: Final = 2**15
 #: Times the requests in service at the largest rate that are simulated before any counts.
-_RESIDENCES: Final = 2.0
-#: Requests that the shortest runs of the race count; and that its short runs and those behind an interval let pass for
-#: queues to settle, and count.
+_RESIDENCES: Final = 1.0
+#: Requests that the shortest runs of the race count; and that its short runs and those on which candidates are compared
+#: let pass for queues to settle, and count; and that runs behind an interval count.
 _BRIEF: Final = 400
 _SHORT: Final = (300, 1200)
-_LONG: Final = (1000, 2500)
+_LONG: Final = (600, 1600)
+_REPORTED: Final = 10_000
 #: Replications behind the interval of a reported candidate, and of a best one at most.
-_REPLICATIONS, _MOST_REPLICATIONS = 4, 10
+_REPLICATIONS, _MOST_REPLICATIONS = 4, 5
+#: Replications with which the rate is sought.
+_LOCATE: Final = 4
+#: Where the long runs behind an interval begin, as a share of what the shorter ones of the race found: those flatter.
+_BELOW: Final = 0.97
+#: Candidates that are not among the best of the race but come so close to the best of their kind (a share of it) that
+#: longer runs may put them first get an interval, too: so many of each kind at most.
+_CLOSE: Final = 0.98
+_CHALLENGERS: Final = 1
 #: Requests behind the interval of a finite-run number, over all replications.
 _TRANSIENT_REQUESTS: Final = 6_000
 #: Replications on which candidates are compared there.
@@ -250,8 +259,14 @@ def _highest_rate(question: Question, known: bounds.Case) -> float:
     return question.cluster.num_gpus * max(disaggregated, best.get(Role.COLOCATED, 0.0)) or 1.0
 
 
-def _warnings(asked: Scenario) -> list[str]:
+def _warnings(asked: Scenario, cluster: space.Cluster) -> list[str]:
     """Return what a reader of the answer must know."""
+    found = []
+    if cluster.num_gpus > cluster.gpus_per_node:
+        found.append(
+            "several nodes: transfers between nodes are priced at the speed of links within one, so placements that "
+            "span nodes look better than they are"
+        )
     first, second = (
         asked.workload.trace(
             num_requests=100,
@@ -263,8 +278,8 @@ def _warnings(asked: Scenario) -> list[str]:
     )
     columns = ("arrival_s", "prompt_tokens", "output_tokens")
     if all(np.array_equal(getattr(first, name), getattr(second, name)) for name in columns):
-        return ["every replication has the same requests: the intervals only say how closely the rates are bracketed"]
-    return []
+        found.append("every replication has the same requests: the intervals only say how closely rates are bracketed")
+    return found
 
 
 class _Search:
@@ -275,12 +290,16 @@ class _Search:
         self.scenario = scenario(question)
         self.runner = Runner(self.scenario, executor=executor, progress=progress)
         self.case = case(question)
-        self.warnings = _warnings(self.scenario)
+        self.warnings = _warnings(self.scenario, question.cluster)
         count = math.ceil(_TRANSIENT_REQUESTS / question.num_requests) if question.num_requests is not None else 0
         count = min(max(count, _CHECKS), 40)
         self.replications = (count, count) if self.scenario.transient else (_REPLICATIONS, _MOST_REPLICATIONS)
         checks = min(_CHECKS, count) if self.scenario.transient else 1
         horizons = _horizons(question, self.case)
+        # A placement whose KV cache fills slowly looks better in short runs than it is: they only rank.
+        self.reported = replace(horizons[-1], counted=max(horizons[-1].counted, _REPORTED), tail=horizons[-1].tail // 2)
+        if self.scenario.transient:
+            self.reported = horizons[-1]
         # One replication need not resolve what the others will blur.
         sampling = replace(self._sampling(checks, checks), precision=max(question.precision, _COARSE))
         self.race = Race(self.runner, question.attainment, *horizons, sampling)
@@ -297,9 +316,12 @@ class _Search:
         self.race.contest(entrants, goals)
         wanted = [e for e in entrants if e.placement in self.question.always]
         self.race.seek(wanted)
-        reported = dict.fromkeys([e for goal in goals for e in goal.best] + wanted)
-        self._replicate(reported, self.replications[0])
-        self._sharpen([[e for e in reported if e in goal.members] for goal in goals[:-1]])
+        reported = dict.fromkeys([e for goal in goals for e in goal.best] + [e for e in wanted if e.failed > 0])
+        known = {e: e.per_gpu or e.guess for e in entrants}
+        self._estimate({e: known[e] for e in reported})
+        for kind in goals[1:3]:
+            self._challenge(kind, known, reported)
+        self._sharpen([[e for e in reported if e in goal.members] for goal in goals[1:3]])
         return self._answer(infeasible, entrants, reported, self._saturate(reported))
 
     def _enter(self) -> tuple[list[Trial], list[Entrant]]:
@@ -334,12 +356,42 @@ class _Search:
 
     def _sampling(self, replications: int, most: int) -> Sampling:
         return Sampling(
-            locate=replications if self.scenario.transient else 1,
+            locate=replications if self.scenario.transient else _LOCATE,
             replications=replications,
             max_replications=most,
             precision=self.question.precision,
             confidence=self.question.confidence,
         )
+
+    def _estimate(self, starts: Mapping[Entrant, float]) -> None:
+        """Find the goodput of entrants in runs long enough for an interval.
+
+        Args:
+            starts: goodput per GPU that the race found or guesses.
+        """
+        least = self.replications[0]
+        for entrant, start in starts.items():
+            if not self.scenario.transient and entrant.failure is None and start > 0:
+                limit = entrant.bounds[0].rate_per_s
+                begin = start * entrant.num_gpus * _BELOW
+                entrant.estimator = Estimator(self.question.attainment, begin, limit, self._sampling(least, least))
+                entrant.outcomes.clear()
+        self._replicate(starts, least)
+
+    def _challenge(self, kind: Goal, known: Mapping[Entrant, float], reported: dict[Entrant, None]) -> None:
+        """Report the runner-up of a kind, too, if it is close, so that a tie is seen; and any that may be the best.
+
+        Args:
+            known: goodput per GPU that the race found or guesses, 0 where neither.
+        """
+        shown = [e for e in kind.members if e in reported and e.per_gpu > 0 and e.failure is None]
+        best = max((e.per_gpu for e in shown), default=math.inf)
+        least = best * _CLOSE if len(shown) == 1 else best
+        close = [e for e in kind.members if e not in reported and e.failure is None and known[e] > least]
+        close.sort(key=lambda e: (-known[e], e.num_gpus, e.placement.label))
+        more = {e: known[e] for e in close[:_CHALLENGERS]}
+        reported |= dict.fromkeys(more)
+        self._estimate(more)
 
     def _replicate(self, entrants: Iterable[Entrant], least: int, most: int | None = None) -> None:
         """Run replications of the entrants until each goodput has its interval."""
@@ -349,7 +401,7 @@ class _Search:
             if entrant.estimator.replications < (most or least):
                 entrant.estimator.extend(self._sampling(least, most or least))
         while asked := [(e, a) for e in running if e.failure is None and e.estimator for a in e.estimator.ask()]:
-            probes = [self.race.probe(entrant, ask) for entrant, ask in asked]
+            probes = [self.race.probe(entrant, ask, run=self.reported) for entrant, ask in asked]
             for (entrant, ask), outcome in zip(asked, self.runner.run(probes, stage="estimating"), strict=True):
                 assert entrant.estimator is not None
                 entrant.outcomes[ask] = outcome
@@ -363,7 +415,7 @@ class _Search:
         for entrant in running:
             capacity, served = entrant.capacity_per_s, entrant.per_gpu * entrant.num_gpus
             rate = max(1.05 * capacity if math.isfinite(capacity) else 0.0, 1.2 * served)
-            probes.append(Probe(entrant.placement, rate, 0, self.race.long.warmup, self.race.long.counted))
+            probes.append(self.race.probe(entrant, Ask(rate, 0)))
         outcomes = self.runner.run(probes, stage="saturating")
         # Overload may cost throughput (swapping, stalls): a rate that was seen to be stable is.
         return {
@@ -373,18 +425,26 @@ class _Search:
         }
 
     def _sharpen(self, kinds: Sequence[Sequence[Entrant]]) -> None:
-        """Add replications until the best of every kind has the precision asked for."""
-        sharp: dict[Entrant, None] = {}
+        """Add replications to the best of every kind, to each as many, so that the ratio is of the same requests.
+
+        How many is decided once, by the precision asked for: to look again would make the intervals too narrow.
+        """
+        most = self.replications[1]
+        wanted = 0
         while True:
             best = []
             for kind in kinds:
                 found = [e for e in kind if e.per_gpu > 0 and e.failure is None]
                 best += sorted(found, key=lambda e: (-e.per_gpu, e.num_gpus, e.placement.label))[:1]
-            blunt = [e for e in dict.fromkeys(best) if e not in sharp]
+            found_so_far = [(e, e.goodput) for e in best]
+            if not wanted:
+                excess = max((g.rate_per_s.half_width for _, g in found_so_far if g), default=0.0)
+                ratio_squared = min(excess / self.question.precision, 10.0) ** 2
+                wanted = min(max(self.replications[0], math.ceil(self.replications[0] * ratio_squared)), most)
+            blunt = [e for e, g in found_so_far if g is not None and len(g.log_rates) < wanted]
             if not blunt:
                 return
-            sharp |= dict.fromkeys(blunt)
-            self._replicate(blunt, *self.replications)
+            self._replicate(blunt, wanted)
 
     def _answer(
         self,
@@ -395,19 +455,18 @@ class _Search:
     ) -> SearchResult:
         trials = [*infeasible, *(self._trial(e, e in reported, stable_per_s.get(e)) for e in entrants)]
         complete = sorted((t for t in trials if t.state is State.COMPLETE and _sustains(t)), key=rank)
-        if complete:
-            first = complete[0]
-            tied = {t.placement for t in complete if t is first or _is_tied(t, first, self.question.confidence)}
-            trials = [replace(t, tied=t.placement in tied) for t in trials]
-            complete = sorted((t for t in trials if t.state is State.COMPLETE and _sustains(t)), key=rank)
-        kinds = [next((t for t in complete if t.placement.is_colocated is c), None) for c in (False, True)]
+        tied = self._tied(complete)
+        kin = set().union(*(self._tied([t for t in complete if t.placement.is_colocated is c]) for c in (False, True)))
+        trials = [replace(t, tied=t.placement in tied, tied_in_kind=t.placement in kin) for t in trials]
+        complete = sorted((t for t in trials if t.state is State.COMPLETE and _sustains(t)), key=rank)
+        split, whole = (next((t for t in complete if t.placement.is_colocated is c), None) for c in (False, True))
         total = min(
             complete,
             key=lambda t: (-(t.total_per_s.best if t.total_per_s else 0.0), t.num_gpus * t.replicas),
             default=None,
         )
         return SearchResult(
-            best=Best(*kinds),
+            best=Best(split, whole, confidence=self.question.confidence),
             trials=by_worth(trials),
             most_total=total,
             transient=self.scenario.transient,
@@ -417,6 +476,11 @@ class _Search:
             warnings=tuple(self.warnings),
         )
 
+    def _tied(self, complete: Sequence[Trial]) -> set[Placement]:
+        """Return the placements that are not significantly below the first trial, itself included."""
+        confidence = self.question.confidence
+        return {t.placement for t in complete if t is complete[0] or _is_tied(t, complete[0], confidence)}
+
     def _trial(self, entrant: Entrant, reported: bool, stable_per_s: float | None) -> Trial:
         placement, replicas = entrant.placement, self._replicas(entrant.placement)
         if entrant.failure is not None:
@@ -424,11 +488,21 @@ class _Search:
         goodput = entrant.goodput
         if reported and goodput is not None:
             return Trial(placement, State.COMPLETE, replicas, (), goodput, operation=_operation(entrant, stable_per_s))
+        analytic = entrant.bounds[0].rate_per_s / entrant.num_gpus
+        bound = analytic if math.isfinite(analytic) else None
+        failed_at: float | None = entrant.failed if entrant.failed < analytic else None
         if goodput is not None:
-            why = f"goodput {entrant.per_gpu:.4g} requests/s per GPU in one replication, below the best"
-            return Trial(placement, State.PRUNED, replicas, (why,), bound_per_gpu_per_s=entrant.per_gpu)
-        why = f"{entrant.failed_by}: below {entrant.failed:.4g} requests/s per GPU"
-        return Trial(placement, State.PRUNED, replicas, (why,), bound_per_gpu_per_s=entrant.failed)
+            runs = "one replication" if len(goodput.log_rates) == 1 else f"{len(goodput.log_rates)} replications"
+            why = f"goodput {entrant.per_gpu:.4g} requests/s per GPU in short runs of {runs}, below the best"
+            failed_at = goodput.bracket_per_s[1] / entrant.num_gpus
+            failed_at = failed_at if math.isfinite(failed_at) else None
+        elif failed_at is not None:
+            why = f"{entrant.failed_by}: fell short of {entrant.failed:.4g} requests/s per GPU"
+        else:
+            why = f"{entrant.failed_by}: below {analytic:.4g} requests/s per GPU"
+        return Trial(
+            placement, State.PRUNED, replicas, (why,), bound_per_gpu_per_s=bound, failed_at_per_gpu_per_s=failed_at
+        )
 
 
 def _times(placement: Placement, copies: int) -> Placement:
@@ -455,14 +529,17 @@ def _operation(entrant: Entrant, stable_per_s: float | None) -> Operation | None
     if not runs:
         return None
     both, ttft, tpot = (float(np.mean([run.attainment[i] for run in runs])) for i in range(3))
+    utilization = _mean_by_key([dict(run.utilization) for run in runs])
     if entrant.placement.is_colocated:
         limiting = Role.COLOCATED
+    elif ttft == tpot:
+        limiting = max((Role.PREFILL, Role.DECODE), key=lambda role: utilization[role])
     else:
         limiting = Role.PREFILL if ttft < tpot else Role.DECODE
     return Operation(
         rate_per_s=rate,
         attainment={"both": both, "ttft": ttft, "tpot": tpot},
-        utilization=_mean_by_key([dict(run.utilization) for run in runs]),
+        utilization=utilization,
         limiting=limiting,
         ttft_parts_s=_mean_by_key([dict(run.parts_s) for run in runs]),
         stable_rate_per_s=stable_per_s,

@@ -158,3 +158,34 @@ def test_paired_ratio_is_narrower_than_its_parts() -> None:
     assert same is not None
     assert same.low < 1.0 < same.high
     assert ratio(a, Goodput(Interval(0.0, 0.0, 1.0), (), (0.0, 1.0))) is None
+
+
+def test_the_ratio_is_covered_with_unequal_replications() -> None:
+    rng = np.random.default_rng(0)
+    covered, tries, correlation = 0, 400, 0.95
+
+    def goodput(logs: list[float]) -> Goodput:
+        return Goodput(Interval(0.9, math.exp(float(np.mean(logs))), 1.1), tuple(logs), (0.9, 1.1))
+
+    for _ in range(tries):
+        shared = rng.normal(size=10) * math.sqrt(correlation)
+        x, y = (0.03 * (shared + rng.normal(size=10) * math.sqrt(1 - correlation)) for _ in range(2))
+        spread = ratio(goodput(list(x)), goodput(list(y[:4])))
+        assert spread is not None
+        covered += spread.low <= 1.0 <= spread.high
+    # 95 % of 400 are 380 with a standard deviation of 4.4.
+    assert 364 <= covered <= 395
+
+
+def test_second_halves_that_are_worse_count_and_widen_the_interval() -> None:
+    def probe(drift: float) -> Goodput:
+        def see(rate: float, replication: int) -> Observation:
+            attained = 1.3 - rate / 10 + 0.001 * replication
+            return Observation(attained, late=attained - drift)
+
+        return estimate(see, target=0.9, start_per_s=4.0, sampling=Sampling(replications=4, max_replications=4))
+
+    steady, drifting = probe(0.0), probe(0.01)
+    assert steady.rate_per_s.best == pytest.approx(4.0, rel=0.01)
+    assert drifting.rate_per_s.best == pytest.approx(3.9, rel=0.01)
+    assert drifting.resolution > steady.resolution + 0.015

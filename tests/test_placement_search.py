@@ -15,7 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dsim.errors import InputError
+from dsim.errors import InputError, InternalError
 from dsim.pools import Placement, Policy, Role
 from dsim.profile import BatchLimits, Profile
 from dsim.slo import Slo
@@ -23,6 +23,7 @@ from dsim.workload import Constant, Fixed, LogNormal, Poisson, Uniform, Workload
 from placement.authors import authors_settings, best_of
 from placement.curve import attainment_curves
 from placement.goodput import Goodput, ratio
+from placement.probe import required_hits
 from placement.result import SearchResult, State, Trial
 from placement.search import Affinity, Mode, Question, candidates, search
 from tests.reference.systems import TICK_S, every_role, make_profile
@@ -81,7 +82,7 @@ def test_every_candidate_has_one_trial() -> None:
         assert (trial.goodput is not None) == (trial.state is State.COMPLETE)
         assert bool(trial.reasons) == (trial.state is not State.COMPLETE)
         if trial.state is State.PRUNED:
-            assert trial.bound_per_gpu_per_s is not None
+            assert trial.bound_per_gpu_per_s is not None or trial.failed_at_per_gpu_per_s is not None
     # There is no capacity for pp 2.
     assert list(result.infeasible) == ["colocated tp1pp2: profile tiny has no KV capacity for tp1pp2"]
 
@@ -178,6 +179,69 @@ def test_infeasible_candidates_have_every_reason() -> None:
     }
     assert all(len(t.reasons) == (2 if "tp4" in str(t.placement) else 1) for t in infeasible)
     assert sum(len(p) for p in result.infeasible.values()) == sum(len(t.reasons) for t in infeasible)
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_decode_that_fills_its_cache_is_covered(seed: int) -> None:
+    """Short runs end before the cache is full: their intervals would lie above the rate that lasts."""
+    profile = make_profile(
+        tps=(1,),
+        pps=(1,),
+        prefill=(2.0, 0.05, 0.0),
+        decode=(8.0, 0.002, 0.2),
+        limits={Role.PREFILL: BatchLimits(512, 16), Role.DECODE: BatchLimits(requests=64)},
+        kv_tokens=4096,
+    )
+    question = Question(
+        every_role(profile),
+        Workload(Poisson(), Uniform(200, 120, low=0.2)),
+        Slo(ttft_s=0.3, tpot_s=0.03),
+        num_gpus=2,
+        mode=Mode.DISAGGREGATED,
+        seed=seed,
+    )
+    (trial,) = search(question).trials
+    rate = goodput_of(trial).rate_per_s
+    # Interpolated between 14.76 (93.1 %) and 15.07 (89.0 %), each over two runs that count 30,000 requests.
+    assert rate.low <= 14.99 <= rate.high
+    assert rate.half_width < 0.06
+    assert trial.operation is not None
+    assert trial.operation.limiting is Role.DECODE
+
+
+def test_a_fault_of_the_program_is_not_a_row() -> None:
+    class Faulty:
+        """Draws requests until replications differ."""
+
+        inner = Workload(Poisson(), Uniform(200, 40, low=0.2))
+        drawn = 0
+
+        def trace(self, **how: int) -> object:
+            self.drawn += 1
+            if self.drawn > 4:
+                raise InternalError("broken")
+            return self.inner.trace(**how)
+
+    with pytest.raises(InternalError):
+        search(tiny_question(workload=Faulty()))
+
+
+def test_what_no_request_can_meet_stays_pruned_when_asked_for() -> None:
+    question = tiny_question(slo=Slo(ttft_s=0.02, tpot_s=0.03))
+    result = search(dataclasses.replace(question, always=candidates(question)))
+    assert {t.state for t in result.trials} == {State.PRUNED, State.INFEASIBLE}
+
+
+def test_several_nodes_are_pointed_out() -> None:
+    question = tiny_question(slo=Slo(ttft_s=0.02, tpot_s=0.03), gpus_per_node=1)
+    assert any("several nodes" in warning for warning in search(question).warnings)
+
+
+def test_the_fewest_hits_are_a_whole_number_whatever_the_fractions() -> None:
+    assert required_hits(0.9, 300) == 270
+    assert required_hits(1 - 0.9, 300) == 30
+    assert required_hits(0.9, 301) == 271
+    assert required_hits(-0.1, 300) == 0
 
 
 def test_no_feasible_placement_is_a_result() -> None:

@@ -141,7 +141,7 @@ def _trials(result: SearchResult, *, num_gpus: int, confidence: float) -> Table:
                 str(trial.num_gpus),
                 f"{goodput.best:.3f}",
                 f"{goodput.low:.3f} - {goodput.high:.3f}",
-                "=" if trial.tied else "",
+                _tie(result, trial),
                 f"{total.best:.2f}",
                 *([percent(operation.attainment[limit]) for limit in ("ttft", "tpot")] if operation else ["-", "-"]),
                 "-" if operation is None else _NAMES[operation.limiting],
@@ -150,6 +150,20 @@ def _trials(result: SearchResult, *, num_gpus: int, confidence: float) -> Table:
             ]
         )
     return table
+
+
+def _tie(result: SearchResult, trial: Trial) -> str:
+    if trial.tied:
+        return "="
+    is_colocated = trial.placement.is_colocated
+    kin = [t for t in result.complete if t.tied_in_kind and t.placement.is_colocated is is_colocated]
+    return "~" if trial.tied_in_kind and len(kin) > 1 else ""
+
+
+def _fate(trial: Trial) -> str:
+    """Return the state of a trial, those pruned without a simulation apart."""
+    pruned_by_bound = trial.state.value == "PRUNED" and trial.failed_at_per_gpu_per_s is None
+    return "BOUNDED" if pruned_by_bound else trial.state.value
 
 
 def _busy(utilization: Mapping[Role, float]) -> str:
@@ -167,12 +181,13 @@ def _search_breakdown(result: SearchResult) -> Table:
 
 def _remarks(result: SearchResult) -> list[str]:
     """Return what else became of the candidates."""
-    states = [trial.state.value for trial in result.trials]
+    states = [_fate(trial) for trial in result.trials]
     counts = ", ".join(
         f"{states.count(state)} {what}"
         for state, what in (
             ("COMPLETE", "with an interval"),
-            ("PRUNED", "pruned as certainly worse"),
+            ("BOUNDED", "pruned by a bound"),
+            ("PRUNED", "pruned as short runs fell short"),
             ("FAILED", "failed"),
             ("INFEASIBLE", "infeasible"),
         )
@@ -185,6 +200,8 @@ def _remarks(result: SearchResult) -> list[str]:
     lines += [f"warning: {warning}" for warning in result.warnings]
     if any(trial.tied for trial in result.complete[1:]):
         lines.append("= tied: not significantly below the best")
+    if any(_tie(result, trial) == "~" for trial in result.complete):
+        lines.append("~ tied: not significantly below the best of its kind (disaggregated, colocated)")
     return lines
 
 
