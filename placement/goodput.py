@@ -21,8 +21,8 @@ _JUMP: Final = 0.6
 _STEEP: Final = 0.3
 #: Growth of the logarithm of the misses per log ratio of rates that is assumed before two rates have been probed.
 _GROWTH: Final = 12.0
-#: Log ratio of two neighbouring rates at least and at most, while one end of the bracket is missing.
-_STEP: Final = (0.06, 0.5)
+#: Log ratio of two neighbouring rates at least and (at first) at most, while one end of the bracket is missing.
+_STEP: Final = (0.06, 0.1)
 #: Drift at most that an estimate allows for, as a log ratio.
 _MOST_DRIFT: Final = 0.05
 #: Rates probed at most.

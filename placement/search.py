@@ -37,7 +37,7 @@ _SHORT: Final = (300, 1200)
 _LONG: Final = (600, 1600)
 _REPORTED: Final = 10_000
 #: Replications behind the interval of a reported candidate, and of a best one at most.
-_REPLICATIONS, _MOST_REPLICATIONS = 4, 5
+_REPLICATIONS, _MOST_REPLICATIONS = 4, 4
 #: Replications with which the rate is sought.
 _LOCATE: Final = 4
 #: Where the long runs behind an interval begin, as a share of what the shorter ones of the race found: those flatter.
