@@ -21,6 +21,11 @@ class FirstToken(enum.Enum):
     DECODE = "decode"
     TRANSFER_END = "transfer_end"
 
+    @property
+    def last_part(self) -> str:
+        """Which of queue, prefill, transfer and decode admission the first token waits for last."""
+        return {"prefill": "prefill", "decode": "decode_admission", "transfer_end": "transfer"}[self.value]
+
 
 class Preemption(enum.Enum):
     """What happens to the KV of a preempted request."""

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from dsim.metrics import Distribution, Saturation, saturation_of, weighted_distribution
 from dsim.options import Options, Window
 from dsim.pools import Placement, Role
-from dsim.profile import FirstToken, Profile
+from dsim.profile import Profile
 from dsim.recorder import COUNT_COLUMNS, TIME_COLUMNS, Gaps, StepRecord
 from dsim.slo import Slo
 from dsim.version import __version__
@@ -207,12 +207,7 @@ class Result:
         """The last of the parts of `ttft_parts_s` that the first token waits for."""
         if self.placement.is_colocated:
             return "prefill"
-        shown = self.profiles[Role.DECODE].handover.first_token_from
-        return {
-            FirstToken.PREFILL: "prefill",
-            FirstToken.TRANSFER_END: "transfer",
-            FirstToken.DECODE: "decode_admission",
-        }[shown]
+        return self.profiles[Role.DECODE].handover.first_token_from.last_part
 
     def itl(self) -> Distribution:
         """Gaps between successive tokens of all requests, seconds; NaN if they were not tracked."""

@@ -96,7 +96,7 @@ class Question:
     policies: tuple[Policy, ...] = tuple(Policy)
     token_budgets: tuple[int, ...] = space.TOKEN_BUDGETS
     seed: int = 0
-    top: int = 5
+    top: int = 3
     always: tuple[Placement, ...] = ()
     precision: float = 0.03
     confidence: float = 0.95

@@ -132,7 +132,7 @@ def search(
     ] = None,
     top: Annotated[
         int, typer.Option("--top", parser=whole_number, metavar="N", help="Placements reported with an interval.")
-    ] = 5,
+    ] = 3,
     precision: Annotated[
         str, typer.Option("--precision", metavar="SHARE", help="Half width aimed for of the best intervals.")
     ] = "0.03",
@@ -468,7 +468,13 @@ def _print(
         from dsim.cli.tables import search_parts
 
         heading = "\n".join(_introduction(asked, question))
-        parts = search_parts(result, num_gpus=question.cluster.num_gpus, confidence=question.confidence)
+        decode = question.profiles.get(Role.DECODE)
+        parts = search_parts(
+            result,
+            num_gpus=question.cluster.num_gpus,
+            confidence=question.confidence,
+            first_token_after="prefill" if decode is None else decode.handover.first_token_from.last_part,
+        )
         show(heading, *parts, color=use_color(no_color=no_color))
 
 

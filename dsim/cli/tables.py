@@ -21,7 +21,7 @@ _NAMES = {Role.PREFILL: "prefill", Role.DECODE: "decode", Role.COLOCATED: "coloc
 _PART_NAMES = {
     "queue": "queue",
     "prefill": "prefill",
-    "transfer": "transfer",
+    "transfer": "transfer and wait for it",
     "decode_admission": "decode admission",
 }
 _SATURATION = {
@@ -68,12 +68,16 @@ def _breakdown(summary: dict[str, Any]) -> tuple[str, Table]:
     """Return where the time to the first token goes, and what follows it before decoding starts."""
     parts = summary["ttft_parts_s"]
     names = list(parts)
-    before = names[: names.index(summary["first_token_after"]) + 1]
-    headings = [_PART_NAMES[name] if name in before else f"({_PART_NAMES[name]})" for name in names]
-    title = "where the time to the first token goes, mean ms"
-    if len(before) < len(names):
-        title += " (in brackets: after the first token)"
+    headings, note = _way(names, summary["first_token_after"])
+    title = f"where the time to the first token goes, mean ms{note}"
     return title, Table(headings, [[milliseconds(parts[name]) for name in names]])
+
+
+def _way(names: list[str], first_token_after: str) -> tuple[list[str], str]:
+    """Return the headings of the parts, those after the first token in brackets, and what to say of the brackets."""
+    before = names[: names.index(first_token_after) + 1]
+    headings = [_PART_NAMES[name] if name in before else f"({_PART_NAMES[name]})" for name in names]
+    return headings, " (in brackets: after the first token)" if len(before) < len(names) else ""
 
 
 def _pools(result: Result) -> Table:
@@ -93,15 +97,23 @@ def _pools(result: Result) -> Table:
     return table
 
 
-def search_parts(result: SearchResult, *, num_gpus: int, confidence: float) -> list[Table | str]:
-    """Return the parts of a search's answer, in order."""
+def search_parts(
+    result: SearchResult, *, num_gpus: int, confidence: float, first_token_after: str
+) -> list[Table | str]:
+    """Return the parts of a search's answer, in order.
+
+    Args:
+        first_token_after: the last part of the way that the first token of a disaggregated placement waits for.
+    """
     parts: list[Table | str] = []
     if result.transient:
         parts.append("goodput of finite runs from an empty system: a transient, not a rate that can be sustained")
     parts.append("\n".join(_verdict(result, num_gpus=num_gpus)))
     if result.complete:
         parts.append(_trials(result, num_gpus=num_gpus, confidence=confidence))
-        parts += ["where the time to the first token goes at that rate, mean ms", _search_breakdown(result)]
+        headings, note = _way(list(_PART_NAMES), first_token_after)
+        parts += [f"where the time to the first token goes at that rate, mean ms{note}"]
+        parts += [_search_breakdown(result, headings)]
     parts.append("\n".join(_remarks(result)))
     return parts
 
@@ -170,8 +182,8 @@ def _busy(utilization: Mapping[Role, float]) -> str:
     return ", ".join(f"{role.value} {utilization[role]:.0%}" for role in Role if role in utilization)
 
 
-def _search_breakdown(result: SearchResult) -> Table:
-    table = Table(["<placement", *_PART_NAMES.values()])
+def _search_breakdown(result: SearchResult, headings: list[str]) -> Table:
+    table = Table(["<placement", *headings])
     for trial in (result.best.disaggregated, result.best.colocated):
         if trial is not None and trial.operation is not None:
             parts = trial.operation.ttft_parts_s
