@@ -65,22 +65,66 @@ class LatencyModel(Protocol):
         ...
 
 
+#: (from, slope): from this amount on, a quantity costs this much a unit.
+Bends = tuple[tuple[int, float], ...]
+
+
+def bent_s(amount: float, slope_s: float, bends: Bends) -> float:
+    """Return seconds of `amount` units on a continuous line that starts with `slope_s` a unit and bends.
+
+    >>> bent_s(10, 1.0, ()), bent_s(10, 1.0, ((4, 3.0),))
+    (10.0, 22.0)
+    """
+    seconds, start = 0.0, 0
+    for bend, next_slope_s in bends:
+        if amount <= bend:
+            break
+        seconds += slope_s * (bend - start)
+        start, slope_s = bend, next_slope_s
+    return seconds + slope_s * (amount - start)
+
+
 @dataclass(frozen=True, slots=True)
 class AffinePrefill:
-    """a + b * tokens + c * tokens squared, seconds."""
+    """a + b * tokens + c * tokens squared (+ d * requests), seconds.
+
+    Args:
+        bends: from how many tokens of the step on a token costs how many seconds instead of `per_token_s`.
+    """
 
     constant_s: float
     per_token_s: float
     per_token_squared_s: float
+    per_request_s: float = 0.0
+    bends: Bends = ()
+
+    def tokens_s(self, tokens: float) -> float:
+        """Seconds that the number of tokens costs, constant and squares apart."""
+        return bent_s(tokens, self.per_token_s, self.bends)
+
+    @property
+    def least_per_token_s(self) -> float:
+        """The most seconds a token with which b * tokens is never above `tokens_s`."""
+        corners = [self.tokens_s(bend) / bend for bend, _ in self.bends]
+        return min([self.per_token_s, *corners, *(slope_s for _, slope_s in self.bends[-1:])])
 
 
 @dataclass(frozen=True, slots=True)
 class AffineDecode:
-    """a + b * context tokens + c * requests, seconds."""
+    """a + b * context tokens + c * requests, seconds.
+
+    Args:
+        bends: from how many requests on a request costs how many seconds instead of `per_request_s`.
+    """
 
     constant_s: float
     per_context_token_s: float
     per_request_s: float
+    bends: Bends = ()
+
+    def requests_s(self, requests: float) -> float:
+        """Seconds that the number of requests costs, constant and context apart."""
+        return bent_s(requests, self.per_request_s, self.bends)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,18 +146,20 @@ class AffineLatency:
     valid_range: ValidRange = ValidRange()
 
     def prefill_s(self, chunks: Sequence[Chunk]) -> float:
-        """Seconds of a prefill step: a + b*sum(t) + c*sum(t*t + 2*t*s) + b_decode*sum(s)."""
+        """Seconds of a prefill step: a + b*sum(t) + c*sum(t*t + 2*t*s) + b_decode*sum(s) + d*n."""
         tokens = squares = cached = 0
         for t, s in chunks:
             tokens += t
             squares += t * (t + 2 * s)
             cached += s
         p = self.prefill
+        tokens_s = p.tokens_s(tokens) if p.bends else p.per_token_s * tokens
         return (
             p.constant_s
-            + p.per_token_s * tokens
+            + tokens_s
             + p.per_token_squared_s * squares
             + self.small.per_context_token_s * cached
+            + p.per_request_s * len(chunks)
         )
 
     def decode_s(self, requests: int, context_tokens: int) -> float:
@@ -135,7 +181,8 @@ class AffineLatency:
     def decode_line(self, requests: int) -> tuple[float, float]:
         """(a, b) of a decode step of `requests`: a + b * context_tokens seconds."""
         d = self.small if requests < self.threshold_requests else self.large
-        return d.constant_s + d.per_request_s * requests, d.per_context_token_s
+        requests_s = d.requests_s(requests) if d.bends else d.per_request_s * requests
+        return d.constant_s + requests_s, d.per_context_token_s
 
     def decode_run_s(self, requests: int, context_tokens: int, steps: int) -> NDArray[np.float64]:
         """Seconds of each of `steps` consecutive decode steps, shape (steps,)."""

@@ -12,6 +12,7 @@ from dsim.gpu import Gpu
 from dsim.latency import HostOverhead, LatencyModel
 from dsim.model import Model
 from dsim.pools import Parallelism, Role
+from dsim.profile_fit import FitReport
 
 
 class FirstToken(enum.Enum):
@@ -85,6 +86,7 @@ class Profile:
         saturation_tokens: Lm, None where unknown.
         violations: what the numbers are known to get wrong (dsim/contract.py).
         reasons: why a section has the values it has, by dotted path.
+        fit: how the numbers were fitted and how well, None where nobody said.
         sha256: digest of the file it was read from, for provenance.
     """
 
@@ -110,6 +112,7 @@ class Profile:
     block_tokens: int = 16
     violations: tuple[str, ...] = ()
     reasons: Mapping[str, str] = field(default_factory=dict)
+    fit: FitReport | None = None
     sha256: str = ""
 
     def latency_at(self, tp: int) -> LatencyModel:

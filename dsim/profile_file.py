@@ -11,10 +11,11 @@ from pathlib import Path
 from dsim.catalog import find_gpu, find_model, read_gpu, read_model
 from dsim.contract import Violation, ViolationKind, find_violations
 from dsim.gpu import Gpu
-from dsim.latency import AffineDecode, AffineLatency, AffinePrefill, HostOverhead, ValidRange
+from dsim.latency import AffineDecode, AffineLatency, AffinePrefill, Bends, HostOverhead, ValidRange
 from dsim.model import Model
 from dsim.pools import Parallelism, Role
 from dsim.profile import BatchLimits, FirstToken, Handover, Preemption, Profile
+from dsim.profile_fit import read_fit
 from dsim.yamlfile import Field, Section, parse_yaml, read_bytes
 
 #: Share of the GPU's intra-node link that a transfer reaches where a profile says nothing.
@@ -35,6 +36,7 @@ _TOP_KEYS = (
     "kv",
     "saturation_tokens",
     "violations",
+    "fit",
     "reason",
 )
 #: No step is longer: larger numbers are milliseconds, or a slip that would run away in a simulation.
@@ -75,7 +77,7 @@ def parse_profile(data: bytes, *, file: str) -> Profile:
     kv = top.section("kv").only(("capacity_tokens", "bytes_per_gpu", "block_tokens", "admission_watermark", "reason"))
     capacity, bytes_per_gpu = _capacity(kv, model=model, gpu=gpu)
     preemption, swap_bytes_per_s = _preemption(top.get("preemption"))
-    saturation = top.get("saturation_tokens")
+    saturation, fit = top.get("saturation_tokens"), top.get("fit")
     return Profile(
         name=f"{model.name}-{gpu.name}-{engine_name}",
         model=model,
@@ -99,6 +101,7 @@ def parse_profile(data: bytes, *, file: str) -> Profile:
         saturation_tokens=None if saturation is None else saturation.integer(at_least=1),
         violations=_violations(top, latency=latency, model=model, gpu=gpu),
         reasons=_reasons(top),
+        fit=None if fit is None else read_fit(fit),
         sha256=hashlib.sha256(data).hexdigest(),
     )
 
@@ -142,8 +145,11 @@ def _latency(section: Section, *, model: Model, valid_range: ValidRange) -> dict
 
 
 def _affine(section: Section, valid_range: ValidRange) -> AffineLatency:
-    section.only(("prefill", "decode"))
-    prefill = section.section("prefill").only(("constant_s", "per_token_s", "per_token_squared_s"))
+    section.only(("prefill", "decode", "valid_range"))
+    own_range = section.get("valid_range")
+    prefill = section.section("prefill").only(
+        ("constant_s", "per_token_s", "per_token_squared_s", "per_request_s", "bends")
+    )
     decode = section.section("decode").only(("threshold_requests", "small", "large"))
     small = _affine_decode(decode.section("small"))
     threshold, large_field = decode.get("threshold_requests"), decode.get("large")
@@ -154,21 +160,37 @@ def _affine(section: Section, valid_range: ValidRange) -> AffineLatency:
             constant_s=prefill.number("constant_s", at_least=0, at_most=_MAX_S),
             per_token_s=prefill.number("per_token_s", at_least=0, at_most=_MAX_S),
             per_token_squared_s=prefill.number("per_token_squared_s", at_least=0, at_most=_MAX_S),
+            per_request_s=prefill.number("per_request_s", 0.0, at_least=0, at_most=_MAX_S),
+            bends=_bends(prefill, amount="tokens", slope="per_token_s"),
         ),
         small=small,
         large=small if large_field is None else _affine_decode(large_field.section()),
         threshold_requests=1 if large_field is None else decode.integer("threshold_requests", at_least=2),
-        valid_range=valid_range,
+        valid_range=valid_range if own_range is None else _valid_range(own_range.section()),
     )
 
 
 def _affine_decode(section: Section) -> AffineDecode:
-    section.only(("constant_s", "per_context_token_s", "per_request_s"))
+    section.only(("constant_s", "per_context_token_s", "per_request_s", "bends"))
     return AffineDecode(
         constant_s=section.number("constant_s", at_least=0, at_most=_MAX_S),
         per_context_token_s=section.number("per_context_token_s", at_least=0, at_most=_MAX_S),
         per_request_s=section.number("per_request_s", at_least=0, at_most=_MAX_S),
+        bends=_bends(section, amount="requests", slope="per_request_s"),
     )
+
+
+def _bends(section: Section, *, amount: str, slope: str) -> Bends:
+    """Return (from, slope) of the list `bends`, which must rise."""
+    listed = section.get("bends")
+    bends: list[tuple[int, float]] = []
+    for item in () if listed is None else listed.items():
+        bend = item.section().only((f"from_{amount}", slope))
+        start = bend.integer(f"from_{amount}", at_least=1)
+        if bends and start <= bends[-1][0]:
+            raise bend.need(f"from_{amount}").error(f"must be > {bends[-1][0]}, that of the bend before")
+        bends.append((start, bend.number(slope, at_least=0, at_most=_MAX_S)))
+    return tuple(bends)
 
 
 def _refused(field: Field | None, latency: Mapping[int, AffineLatency]) -> dict[int, str]:

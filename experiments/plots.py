@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 #: Okabe and Ito's colours, told apart with any colour vision; each with a marker of its own.
-_STYLES = (("#0072B2", "o"), ("#D55E00", "s"), ("#009E73", "^"), ("#CC79A7", "D"), ("#E69F00", "v"))
+STYLES = (("#0072B2", "o"), ("#D55E00", "s"), ("#009E73", "^"), ("#CC79A7", "D"), ("#E69F00", "v"))
 
 
 def attainment_figure(curves: Sequence[Curve], *, target: float, title: str = "") -> Figure:
@@ -24,15 +24,10 @@ def attainment_figure(curves: Sequence[Curve], *, target: float, title: str = ""
     Args:
         target: attainment (0 to 1) that defines goodput.
     """
-    # No pyplot: it keeps every figure alive and picks a window system.
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(7.0, 4.2), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = new_figure()
     axes = figure.add_subplot()
     for number, curve in enumerate(curves):
-        colour, marker = _STYLES[number % len(_STYLES)]
+        colour, marker = STYLES[number % len(STYLES)]
         best = [100 * point.best for point in curve.attainment]
         below = [100 * (point.best - point.low) for point in curve.attainment]
         above = [100 * (point.high - point.best) for point in curve.attainment]
@@ -57,24 +52,35 @@ def attainment_figure(curves: Sequence[Curve], *, target: float, title: str = ""
 
 def attainment_png(curves: Sequence[Curve], *, target: float, title: str = "") -> bytes:
     """Return the figure as a PNG file."""
-    return _rendered(attainment_figure(curves, target=target, title=title), "png")
+    return rendered(attainment_figure(curves, target=target, title=title), "png")
 
 
 def attainment_svg(curves: Sequence[Curve], *, target: float, title: str = "") -> bytes:
     """Return the figure as an SVG file with selectable text."""
-    return _rendered(attainment_figure(curves, target=target, title=title), "svg")
+    return rendered(attainment_figure(curves, target=target, title=title), "svg")
 
 
 def plot_attainment(curves: Sequence[Curve], path: Path, *, target: float, title: str = "") -> tuple[Path, Path]:
     """Write the figure as SVG and PNG and return their paths; the suffix of `path` is replaced."""
     svg, png = path.with_suffix(".svg"), path.with_suffix(".png")
     figure = attainment_figure(curves, target=target, title=title)
-    svg.write_bytes(_rendered(figure, "svg"))
-    png.write_bytes(_rendered(figure, "png"))
+    svg.write_bytes(rendered(figure, "svg"))
+    png.write_bytes(rendered(figure, "png"))
     return svg, png
 
 
-def _rendered(figure: Figure, form: Literal["png", "svg"]) -> bytes:
+def new_figure() -> Figure:
+    """Return an empty figure of the common size."""
+    # No pyplot: it keeps every figure alive and picks a window system.
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7.0, 4.2), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def rendered(figure: Figure, form: Literal["png", "svg"]) -> bytes:
     """Return the figure's file; it carries no date, so that the same curves give the same bytes."""
     from matplotlib import rc_context
 

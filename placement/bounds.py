@@ -11,7 +11,7 @@ from typing import TypeGuard, TypeVar, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from dsim.latency import AffineLatency, HostOverhead, LatencyModel
+from dsim.latency import AffineLatency, AffinePrefill, HostOverhead, LatencyModel
 from dsim.options import Options
 from dsim.pools import Placement, Policy, Pool, Role
 from dsim.profile import BatchLimits, FirstToken, Handover, Profile
@@ -231,7 +231,7 @@ def _prefill_alone_s(pool: Pool, case: Case) -> Floats:
         reread = launches * cached + pool.token_budget * launches * (launches - 1) / 2
     if isinstance(latency, AffineLatency):
         p = latency.prefill
-        step_s = p.constant_s * launches + p.per_token_s * tokens
+        step_s = (p.constant_s + p.per_request_s) * launches + p.least_per_token_s * tokens
         step_s = step_s + p.per_token_squared_s * tokens * (tokens + 2 * cached)
         step_s = step_s + latency.small.per_context_token_s * reread
     else:
@@ -252,11 +252,13 @@ def _prefill_work_s(pool: Pool, case: Case) -> float:
     token_limit = _prefill_token_limit(pool, case)
     launches = np.maximum(np.minimum(tokens, token_limit) / token_limit, 1 / limits.requests)
     launches = np.maximum(launches, sample.prompt_tokens / max(profile.kv_tokens(pool.parallelism), 1))
-    step_s = p.constant_s * launches + p.per_token_s * tokens
-    step_s = step_s + p.per_token_squared_s * tokens * (tokens + 2 * cached)
-    step_s = step_s + latency.small.per_context_token_s * cached
+    rest_s = p.per_request_s + p.per_token_squared_s * tokens * (tokens + 2 * cached)
+    rest_s = rest_s + latency.small.per_context_token_s * cached
     host_s = host.step_s * launches + host.sequence_s + host.token_s * tokens
-    return _lower_mean(host_s + step_s / pool.parallelism.pp)
+    return max(
+        _lower_mean(host_s + (constant_s * launches + per_token_s * tokens + rest_s) / pool.parallelism.pp)
+        for constant_s, per_token_s in _prefill_lines(p)
+    )
 
 
 def _decode_step_work_s(pool: Pool, case: Case) -> float:
@@ -319,7 +321,7 @@ def _colocated_work_s(pool: Pool, case: Case) -> float:
     launches = _least_launches(steps, contexts, kv_tokens, requests)
     if pool.token_budget is not None:
         launches = max(launches, (_lower_mean(tokens) + steps) / pool.token_budget)
-    prompt_s = p.per_token_s * tokens + p.per_token_squared_s * tokens * (tokens + 2 * cached)
+    prompt_s = p.per_request_s + p.least_per_token_s * tokens + p.per_token_squared_s * tokens * (tokens + 2 * cached)
     work_s = _lower_mean(prompt_s + latency.small.per_context_token_s * cached)
     work_s += _decode_steps_s(latency, steps, launches, contexts, requests) if steps else 0.0
     host_s = _host_s(host, launches, steps, contexts) + host.sequence_s + host.token_s * _lower_mean(tokens)
@@ -363,8 +365,7 @@ def _hull(latency: AffineLatency, requests: float) -> tuple[Floats, Floats, floa
     """Return the lower convex hull (sizes, seconds) of a step without context over batch sizes, and the least slope."""
     largest = int(min(requests, max(_LARGEST_BATCH, 2 * latency.threshold_requests)))
     sizes = np.arange(1, largest + 1, dtype=np.float64)
-    small = latency.small.constant_s + latency.small.per_request_s * sizes
-    large = latency.large.constant_s + latency.large.per_request_s * sizes
+    small, large = (d.constant_s + np.array([d.requests_s(n) for n in sizes]) for d in (latency.small, latency.large))
     seconds = np.where(sizes < latency.threshold_requests, small, large)
     hull: list[int] = []
     for i in range(largest):
@@ -390,7 +391,7 @@ def _decode_floor(pool: Pool, case: Case) -> tuple[float, float]:
         parts = [(latency.small, 1)]
         if requests >= latency.threshold_requests:
             parts.append((latency.large, latency.threshold_requests))
-        fixed_s = min(part.constant_s + part.per_request_s * size for part, size in parts)
+        fixed_s = min(part.constant_s + part.requests_s(size) for part, size in parts)
         slope_s = min(part.per_context_token_s for part, _ in parts)
     else:
         fixed_s, slope_s = latency.decode_s(1, 1), 0.0
@@ -401,8 +402,30 @@ def _bounded(latency: LatencyModel) -> TypeGuard[AffineLatency]:
     """Return whether the fluid bounds know this form and its coefficients are such that they hold."""
     if not isinstance(latency, AffineLatency):
         return False
-    parts = (latency.prefill, latency.small, latency.large)
-    return all(getattr(part, name) >= 0 for part in parts for name in part.__slots__)
+    p = latency.prefill
+    numbers = [p.constant_s, p.per_token_s, p.per_token_squared_s, p.per_request_s, *(slope for _, slope in p.bends)]
+    for d in (latency.small, latency.large):
+        numbers += [d.constant_s, d.per_context_token_s, d.per_request_s, *(slope for _, slope in d.bends)]
+    return min(numbers) >= 0
+
+
+def _prefill_lines(prefill: AffinePrefill) -> list[tuple[float, float]]:
+    """Return lines (a, b), a and b >= 0: constant and tokens of a prefill step never take less than a + b * tokens.
+
+    They are the edges of the lower convex hull that meet the axis at or above zero, and the steepest line through zero.
+    """
+    corners = [(0.0, prefill.constant_s)]
+    corners += [(float(bend), prefill.constant_s + prefill.tokens_s(bend)) for bend, _ in prefill.bends]
+    last_s = prefill.bends[-1][1] if prefill.bends else prefill.per_token_s
+    lines = [(prefill.constant_s, prefill.least_per_token_s)]
+    slopes = {last_s, *((b[1] - a[1]) / (b[0] - a[0]) for i, a in enumerate(corners) for b in corners[i + 1 :])}
+    slopes.add(min([last_s, *(seconds / tokens for tokens, seconds in corners[1:])]))
+    for slope_s in slopes:
+        if 0 <= slope_s <= last_s:
+            constant_s = min(seconds - slope_s * tokens for tokens, seconds in corners)
+            if constant_s >= 0:
+                lines.append((constant_s, slope_s))
+    return lines
 
 
 def _prefill_token_limit(pool: Pool, case: Case) -> float:

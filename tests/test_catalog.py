@@ -35,6 +35,9 @@ NOMINAL = {
     "llama-3.2-1b": (1.23, 32_768),
     "llama-3.2-3b": (3.21, 114_688),
     "llama-3.3-70b": (70.6, 327_680),
+    "qwen3-32b": (32.8, 262_144),
+    # Ours, so nominal is what it was made for.
+    "dsim-tiny-14m": (0.0136, 12_288),
 }
 
 
@@ -47,7 +50,8 @@ def test_parameters_and_kv_bytes_are_the_nominal_ones(model: Model) -> None:
     billions, kv_bytes = NOMINAL[model.name]
     assert model.parameters == pytest.approx(billions * 1e9, rel=0.015)
     assert model.kv_bytes_per_token == kv_bytes
-    assert model.weight_bytes == 2 * model.parameters
+    assert model.weight_bytes == model.dtype_bytes * model.parameters
+    assert model.dtype_bytes == (4 if model.name == "dsim-tiny-14m" else 2)
 
 
 @pytest.mark.parametrize(
@@ -96,8 +100,11 @@ def test_shapes_match_the_collected_configs() -> None:
 def test_every_collected_gpu_is_in_the_catalog_as_printed() -> None:
     with (SHARED / "gpus.csv").open(newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
-    assert len(rows) == len(gpus())
-    for row, gpu in zip(rows, gpus(), strict=True):
+    # The CPU's stand-in comes last and has no datasheet.
+    collected = [gpu for gpu in gpus() if gpu.name != "cpu"]
+    assert [*collected, find_gpu("cpu")] == list(gpus())
+    assert len(rows) == len(collected)
+    for row, gpu in zip(rows, collected, strict=True):
         assert find_gpu(row["gpu"].removesuffix(" (per GPU)")) is gpu
         if row["aic_system"]:
             assert find_gpu(row["aic_system"]) is gpu
@@ -156,6 +163,8 @@ def test_every_entry_has_a_source() -> None:
         ("meta-llama/Llama-2-7b-chat-hf", "llama-2-7b"),
         ("llama3.3-70b", "llama-3.3-70b"),
         ("llama_2_13b", "llama-2-13b"),
+        ("Qwen/Qwen3-32B", "qwen3-32b"),
+        ("tiny", "dsim-tiny-14m"),
     ],
 )
 def test_model_names(name: str, canonical: str) -> None:

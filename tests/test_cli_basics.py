@@ -43,6 +43,22 @@ def test_help_of_a_command_imports_nothing_heavy(command: str) -> None:
     assert "Usage: dsim " + command in run.stdout
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["profile", "show", "llama-2-70b-h100-sxm-vllm-2023"],
+        ["profile", "compare", "llama-2-70b-h100-sxm-vllm-2023", "llama-2-70b-a100-80g-vllm-2023"],
+        ["search", "--model", "13b", "--slo", "ttft=0.4,tpot=0.1", "--dry-run"],
+    ],
+)
+def test_only_timing_imports_torch(arguments: list[str]) -> None:
+    run = fresh(
+        f"import sys\nfrom dsim.cli import main\nprint(main({arguments!r}), file=sys.stderr)\n"
+        "print([name for name in ['torch', 'matplotlib'] if name in sys.modules], file=sys.stderr)"
+    )
+    assert run.stderr.endswith("0\n[]\n"), run.stderr
+
+
 def test_help_is_fast() -> None:
     """The best of a few runs, since others use the machine too."""
     times_s = []

@@ -18,7 +18,7 @@ SIMULATE = [
     ("--model", "70b", "--model: '70b' names no model by itself; write one of llama-2-70b"),
     ("--model", "", "--model: '' needs the name of a model"),
     ("--model", "opt-175b", "--model: 'opt-175b' has no published latency coefficients"),
-    ("--model", "llama-3-8b", "--model: 'llama-3-8b' has no latency profile; there are profiles for opt-13b"),
+    ("--model", "llama-3-8b", "--model: 'llama-3-8b' has no latency profile; there are profiles for "),
     ("--gpu", "a101", "--gpu: 'a101' is not a known GPU; did you mean"),
     ("--gpu", "a100", "--gpu: 'a100' names no GPU by itself"),
     ("--gpu", "h100", "--gpu: 'h100-sxm' has no latency profile for opt-13b; there is one on a100-80g"),

@@ -35,6 +35,7 @@ PUBLIC = {
     "dsim.options",
     "dsim.pools",
     "dsim.profile",
+    "dsim.profile_fit",
     "dsim.recorder",
     "dsim.result",
     "dsim.slo",
@@ -118,10 +119,14 @@ PLAIN = {
 
 #: Names with a dimension and without its suffix.
 UNITLESS_NAMES = {
+    **dict.fromkeys(("c1", "c2", "c3", "c4", "c5"), "the names of appendix A of the paper"),
     "log_rates": "a logarithm has no unit; the differences that it is for are ratios",
     "output_mean": "parameter of a distribution over tokens, as in lognormal:output=MEAN/CV",
     "prompt_mean": "likewise",
 }
+
+#: Keys that a profile file may have and neither the shipped ones nor `FULL` do.
+RARE_KEYS = ("comm_share",)
 
 Entry = tuple[str, str]
 
@@ -157,10 +162,10 @@ def of_nouns() -> Iterator[Entry]:
 
 
 def keys(tree: object) -> Iterator[str]:
-    """All keys of nested mappings but those that are data: parallel degrees and the like."""
+    """All keys of nested mappings but those that are data: parallel degrees, dotted names of constants."""
     if isinstance(tree, dict):
         for key, value in tree.items():
-            if isinstance(key, str) and re.fullmatch(r"(tp\d+pp)?\d+", key) is None:
+            if isinstance(key, str) and re.fullmatch(r"(tp\d+pp)?\d+|.+\..+", key) is None:
                 yield key
             yield from keys(value)
     elif isinstance(tree, list):
@@ -189,6 +194,8 @@ def of_files() -> Iterator[Entry]:
     for text in (FULL, *(path.read_text(encoding="utf-8") for _, path in shipped_profiles())):
         for name in keys(yaml.safe_load(text)):
             yield name, "profile.yaml"
+    for name in RARE_KEYS:
+        yield name, "profile.yaml"
 
 
 def tables(heading: str) -> Iterator[list[str]]:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dsim.latency import HostOverhead
+from dsim.latency import AffineLatency, HostOverhead, LatencyModel
 from dsim.options import Options
 from dsim.pools import Placement, Policy, Role
 from dsim.profile import BatchLimits, FirstToken, Handover, Preemption, Profile
@@ -48,7 +48,7 @@ def profiles(draw: st.DrawFn) -> Profile:
         bandwidth_bytes_per_s=tokens_per_s(draw(st.floats(5e3, 1e6))),
         watermark=draw(st.sampled_from([0.05, 0.5])),
     )
-    return make_profile(
+    made = make_profile(
         prefill=(draw(number), draw(st.floats(0.01, 0.5)), draw(st.floats(0.0, 0.001))),
         decode=small,
         decode_large=large,
@@ -66,6 +66,29 @@ def profiles(draw: st.DrawFn) -> Profile:
         swap_tokens_per_s=draw(st.floats(1e4, 1e6)),
         handover=handover,
         request_s=draw(cost),
+    )
+    return dataclasses.replace(made, latency={tp: draw(bent(latency)) for tp, latency in made.latency.items()})
+
+
+@st.composite
+def bent(draw: st.DrawFn, latency: LatencyModel) -> LatencyModel:
+    """The latency model, or one whose lines bend up and down in tokens and requests."""
+    assert isinstance(latency, AffineLatency)
+    if draw(st.booleans()):
+        return latency
+    share = st.floats(0.0, 4.0)
+    p, small, large = latency.prefill, latency.small, latency.large
+    tokens = draw(st.lists(st.integers(1, 600), max_size=3, unique=True).map(sorted))
+    requests = draw(st.lists(st.integers(1, 12), max_size=2, unique=True).map(sorted))
+    return dataclasses.replace(
+        latency,
+        prefill=dataclasses.replace(
+            p,
+            per_request_s=draw(share) * p.constant_s / 8,
+            bends=tuple((t, draw(share) * p.per_token_s) for t in tokens),
+        ),
+        small=dataclasses.replace(small, bends=tuple((n, draw(share) * small.per_request_s) for n in requests)),
+        large=dataclasses.replace(large, bends=tuple((n, draw(share) * large.per_request_s) for n in requests)),
     )
 
 

@@ -11,6 +11,7 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -133,7 +134,7 @@ def test_md1_goodput_is_inside_the_interval() -> None:
     """One FIFO prefill instance, one prompt a batch, prompts alike, a limit of two service times."""
     profile = make_profile(tps=(1,), pps=(1,), prefill=(8.0, 1.0, 0.0), limits={Role.PREFILL: BatchLimits(requests=1)})
     service_s = 100 * TICK_S
-    inside = 0
+    inside, half_widths = 0, []
     for seed in range(10):
         question = Question(
             every_role(profile),
@@ -147,9 +148,12 @@ def test_md1_goodput_is_inside_the_interval() -> None:
         rate = goodput_of(trial).rate_per_s
         inside += rate.low <= RHO / service_s <= rate.high
         assert rate.best == pytest.approx(RHO / service_s, rel=0.06)
-        assert rate.half_width < 0.06
+        half_widths.append(rate.half_width)
     # 10 x 95 %: fewer than eight has a probability of 1 %.
     assert inside >= 8
+    # Four replications: Student's factor of 3.2 makes single widths vary by a factor of several.
+    assert np.mean(half_widths) < 0.04
+    assert max(half_widths) < 0.12
 
 
 def test_the_same_bytes_whoever_runs_it() -> None:

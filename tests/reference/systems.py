@@ -55,6 +55,11 @@ _GPU = Gpu(
 )
 
 
+def _times(ticks: Sequence[float], tp: int) -> tuple[float, float, float]:
+    first, second, third = (n * TICK_S / tp for n in ticks)
+    return first, second, third
+
+
 def make_profile(
     *,
     tps: Iterable[int] = (1, 2, 4),
@@ -103,9 +108,9 @@ def make_profile(
         source="made up",
         latency={
             tp: AffineLatency(
-                prefill=AffinePrefill(*(ticks * TICK_S / tp for ticks in prefill)),
-                small=AffineDecode(*(ticks * TICK_S / tp for ticks in decode)),
-                large=AffineDecode(*(ticks * TICK_S / tp for ticks in decode_large or decode)),
+                prefill=AffinePrefill(*_times(prefill, tp)),
+                small=AffineDecode(*_times(decode, tp)),
+                large=AffineDecode(*_times(decode_large or decode, tp)),
                 threshold_requests=threshold_requests,
             )
             for tp in {p.tp for p in parallelisms}

@@ -1,0 +1,270 @@
+"""`dsim profile show` and `dsim profile compare`: what a latency profile says."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from dsim.cli.options import Format, FormatOption, NoColor, Overwrite, file_path
+from dsim.errors import InputError
+
+if TYPE_CHECKING:
+    from dsim.cli.output import Table
+    from dsim.profile import Profile
+
+#: Prefill tokens and decode batches that tables look at, where the profile knows them.
+_PREFILL_TOKENS = (128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+_BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+#: Context of a decoding request in those tables.
+_CONTEXT = 512
+
+ProfileName = Annotated[
+    str, typer.Argument(metavar="PROFILE", help="A profile file, or the name of a shipped one (dsim profiles).")
+]
+
+
+def show(
+    *,
+    profile: ProfileName,
+    plot: Annotated[
+        Path | None,
+        typer.Option("--plot", parser=file_path, metavar="DIR", help="Draw throughputs, residuals, speed-ups there."),
+    ] = None,
+    overwrite: Overwrite = False,
+    output_format: FormatOption = Format.TABLE,
+    no_color: NoColor = False,
+) -> int:
+    """Show a profile: constants, Lm, K, errors of the fit, and efficiency against the datasheet."""
+    from dsim.cli.output import OutputFolder, emit, note, to_csv, to_json, use_color
+    from dsim.cli.output import show as print_parts
+
+    found, path = _load(profile)
+    if plot is not None:
+        from experiments.profile_plots import profile_plots
+
+        files = profile_plots(found, rows=_rows_beside(found, path))
+        OutputFolder(plot, overwrite).write(files)
+        note(f"wrote {', '.join(sorted(files))} to {plot}", quiet=False)
+    if output_format is Format.JSON:
+        emit(to_json(_document(found)))
+    elif output_format is Format.CSV:
+        emit(to_csv(_steps(found)))
+    else:
+        print_parts(*profile_parts(found), color=use_color(no_color=no_color))
+    return 0
+
+
+def compare(
+    *,
+    first: Annotated[str, typer.Argument(metavar="A", help="A profile file, or the name of a shipped one.")],
+    second: Annotated[str, typer.Argument(metavar="B", help="Another one.")],
+    output_format: FormatOption = Format.TABLE,
+    no_color: NoColor = False,
+) -> int:
+    """Compare the step times of two profiles at the points that both know."""
+    from dsim.cli.output import Table, emit, to_csv, to_json, use_color
+    from dsim.cli.output import show as print_parts
+
+    a, b = _load(first)[0], _load(second)[0]
+    shared = sorted(set(a.latency) & set(b.latency))
+    if not shared:
+        raise InputError("B", f"has no tensor parallel degree that {a.name} has", value=b.name)
+    times = {(row["tp"], row["phase"], row["size"]): row["step_s"] for row in _steps(b)}
+    rows = [
+        {**row, "a_s": row["step_s"], "b_s": times[key], "b_over_a": times[key] / row["step_s"]}
+        for row in _steps(a)
+        if (key := (row["tp"], row["phase"], row["size"])) in times
+    ]
+    keys = ("tp", "phase", "size", "a_s", "b_s", "b_over_a")
+    rows = [{key: row[key] for key in keys} for row in rows]
+    if output_format is Format.JSON:
+        emit(to_json({"a": a.name, "b": b.name, "steps": rows}))
+    elif output_format is Format.CSV:
+        emit(to_csv(rows))
+    else:
+        table = Table(["TP", "<phase", "tokens / batch", "A ms", "B ms", "B / A"])
+        for row in rows:
+            table.rows.append(
+                [str(row["tp"]), row["phase"], str(row["size"]), f"{row['a_s'] * 1e3:.2f}", f"{row['b_s'] * 1e3:.2f}",
+                 f"{row['b_over_a']:.3f}"]
+            )  # fmt: skip
+        lm = ", ".join(f"{name} {p.saturation_tokens or 'unknown'}" for name, p in (("A", a), ("B", b)))
+        head = f"A = {a.name} ({a.engine_version})\nB = {b.name} ({b.engine_version})\nLm tokens: {lm}"
+        print_parts(head, f"decode at {_CONTEXT} context tokens a request", table, color=use_color(no_color=no_color))
+    return 0
+
+
+def profile_parts(profile: Profile) -> list[Table | str]:
+    """Return the parts of the report, in order."""
+    from dsim.cli.output import Table
+
+    parts: list[Table | str] = ["\n".join(_introduction(profile))]
+    constants = Table(["TP", "<constant", "value", "95 % low", "95 % high"])
+    for row in _constants(profile):
+        shown = [f"{row[key]:.4g}" if row[key] is not None else "-" for key in ("best", "low", "high")]
+        constants.rows.append([str(row["tp"]), row["name"], *shown])
+    parts += ["constants (seconds)", constants]
+    efficiency = Table(["TP", "<phase", "tokens / batch", "step ms", "per s", "<share of peak"])
+    for row in _steps(profile):
+        what = "FLOP/s" if row["phase"] == "prefill" else "HBM bandwidth"
+        efficiency.rows.append(
+            [str(row["tp"]), row["phase"], str(row["size"]), f"{row['step_s'] * 1e3:.2f}",
+             f"{row['tokens_per_s']:,.0f}", f"{row['efficiency']:.0%} of {what}"]
+        )  # fmt: skip
+    parts += [f"step times and efficiency (decode at {_CONTEXT} context tokens a request)", efficiency]
+    fit = profile.fit
+    if fit is None:
+        return [*parts, "the file says nothing about how well the constants fit"]
+    errors = Table(["TP", "<phase", "<region", "points", "mean error", "worst", "R2"])
+    for e in fit.errors:
+        r2 = "-" if e.r2 != e.r2 else f"{e.r2:.4f}"
+        errors.rows.append([str(e.tp), e.phase, e.region, str(e.points), f"{e.mean:.1%}", f"{e.worst:.1%}", r2])
+    for a in fit.appendix_a:
+        errors.rows.append([str(a.tp), "prefill", "appendix-A form", "", f"{a.prefill_error:.1%}", "", ""])
+        errors.rows.append([str(a.tp), "decode", "appendix-A form", "", f"{a.decode_error:.1%}", "", ""])
+    parts += ["errors of the fit, relative", errors]
+    if fit.speed_up:
+        speed = Table(["TP", "of TP", "<phase", "tokens / batch", "K", "low", "high", "all-reduce"])
+        for k in fit.speed_up:
+            comm = "-" if k.comm_share is None else f"{k.comm_share:.0%}"
+            speed.rows.append(
+                [str(k.tp), str(k.base_tp), k.phase, str(k.tokens), f"{k.k.best:.2f}", f"{k.k.low:.2f}",
+                 f"{k.k.high:.2f}", comm]
+            )  # fmt: skip
+        parts += ["speed-up K", speed]
+    return parts
+
+
+def _introduction(profile: Profile) -> list[str]:
+    from dsim.cli.inputs import introduction
+
+    lines = introduction(profile, asked=None)
+    fit = profile.fit
+    if fit is not None and fit.saturation_tokens:
+        for tp, lm in fit.saturation_tokens.items():
+            how = "knee" if fit.saturation_methods[tp] == "knee" else "80 % of the best rate: no knee"
+            lines.append(f"Lm at TP {tp}: {lm.best:.0f} tokens ({lm.low:.0f} - {lm.high:.0f}), {how}")
+    else:
+        lines.append(f"Lm: {profile.saturation_tokens or 'unknown'}")
+    lines += [f"tp {tp}: refused: {reason}" for tp, reason in sorted(profile.refused.items())]
+    lines += [f"violates the contract: {violation}" for violation in profile.violations]
+    host = ", ".join(f"{role.value} {h.step_s * 1e3:g} ms" for role, h in profile.host.items() if h.step_s)
+    lines.append(f"host overhead a launch: {host or 'none apart from the constants'}")
+    return lines
+
+
+def _constants(profile: Profile) -> list[dict[str, Any]]:
+    """Return the constants in force, with intervals where the fit section has them."""
+    from dsim.latency import AffineLatency
+
+    rows: list[dict[str, Any]] = []
+    for tp, latency in sorted(profile.latency.items()):
+        if not isinstance(latency, AffineLatency):
+            continue
+        p = latency.prefill
+        named: list[tuple[str, float]] = [
+            ("prefill.constant_s", p.constant_s),
+            ("prefill.per_token_s", p.per_token_s),
+            ("prefill.per_token_squared_s", p.per_token_squared_s),
+            ("prefill.per_request_s", p.per_request_s),
+            *((f"prefill.bends.{start}.per_token_s", slope) for start, slope in p.bends),
+        ]
+        regimes = [("decode", latency.small)]
+        if latency.large != latency.small:
+            regimes.append((f"decode from {latency.threshold_requests} requests", latency.large))
+        for name, d in regimes:
+            named += [
+                (f"{name}.constant_s", d.constant_s),
+                (f"{name}.per_context_token_s", d.per_context_token_s),
+                (f"{name}.per_request_s", d.per_request_s),
+                *((f"{name}.bends.{start}.per_request_s", slope) for start, slope in d.bends),
+            ]
+        intervals = {} if profile.fit is None else profile.fit.constants.get(tp, {})
+        for name, value in named:
+            interval = intervals.get(name)
+            low, high = (None, None) if interval is None else (interval.low, interval.high)
+            if value or interval is not None:
+                rows.append({"tp": tp, "name": name, "best": value, "low": low, "high": high})
+    return rows
+
+
+def _steps(profile: Profile) -> list[dict[str, Any]]:
+    """Return step times at common sizes within the valid range, with the share of the datasheet's peak they reach."""
+    from dsim.contract import decode_bound_s, prefill_bound_s
+
+    rows: list[dict[str, Any]] = []
+    model, gpu = profile.model, profile.gpu
+    for tp, latency in sorted(profile.latency.items()):
+        valid = latency.valid_range
+        for tokens in _PREFILL_TOKENS:
+            if tokens <= min(valid.chunk_tokens, valid.prefill_tokens):
+                step_s = latency.prefill_s([(tokens, 0)])
+                # Of the compute bound: many tokens hide the weight reads.
+                bound_s = prefill_bound_s([(tokens, 0)], model=model, gpu=gpu, tp=tp)
+                rows.append(_step(tp, "prefill", tokens, step_s, tokens, bound_s))
+        for batch in _BATCHES:
+            if batch <= valid.decode_requests and batch * _CONTEXT <= valid.context_tokens:
+                step_s = latency.decode_s(batch, batch * _CONTEXT)
+                bound_s = decode_bound_s(batch, batch * _CONTEXT, model=model, gpu=gpu, tp=tp)
+                rows.append(_step(tp, "decode", batch, step_s, batch, bound_s))
+    return rows
+
+
+def _step(tp: int, phase: str, size: int, step_s: float, tokens: int, bound_s: float) -> dict[str, Any]:
+    return {
+        "tp": tp,
+        "phase": phase,
+        "size": size,
+        "step_s": step_s,
+        "tokens_per_s": tokens / step_s,
+        "efficiency": bound_s / step_s,
+    }
+
+
+def _document(profile: Profile) -> dict[str, Any]:
+    from dataclasses import asdict
+
+    fit = profile.fit
+    return {
+        "name": profile.name,
+        "model": profile.model.name,
+        "gpu": profile.gpu.name,
+        "engine": profile.engine,
+        "engine_version": profile.engine_version,
+        "source": profile.source,
+        "sha256": profile.sha256,
+        "saturation_tokens": profile.saturation_tokens,
+        "violations": list(profile.violations),
+        "constants": _constants(profile),
+        "steps": _steps(profile),
+        "fit": None if fit is None else asdict(fit),
+    }
+
+
+def _load(name: str) -> tuple[Profile, Path]:
+    from dsim.errors import nearest
+    from dsim.profile_file import load_profile
+    from profiles.shipped import shipped_profiles
+
+    path = dict(shipped_profiles()).get(name)
+    if path is None:
+        path = Path(name)
+        if not path.exists() and "/" not in name and not name.endswith((".yaml", ".yml")):
+            known: Sequence[str] = [known_name for known_name, _ in shipped_profiles()]
+            raise InputError("PROFILE", "is no file and no shipped profile", value=name, hint=nearest(name, known))
+    return load_profile(path), path
+
+
+def _rows_beside(profile: Profile, path: Path) -> Path | None:
+    """Return the rows file that the profile was fitted to where it lies beside it, unchanged."""
+    import hashlib
+
+    if profile.fit is None:
+        return None
+    rows = path.parent / profile.fit.rows
+    if not rows.is_file() or hashlib.sha256(rows.read_bytes()).hexdigest() != profile.fit.rows_sha256:
+        return None
+    return rows

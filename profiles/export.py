@@ -1,0 +1,269 @@
+"""Writes fitted rows as a profile file."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import yaml
+
+from dsim.gpu import Gpu
+from dsim.latency import AffineDecode, AffineLatency, Bends, ValidRange
+from dsim.model import Model
+from dsim.profile import Profile
+from dsim.profile_file import parse_profile
+from dsim.profile_fit import Fit, FitError
+from profiles.fit import FittedRows, TpFit
+from profiles.rows import Rows
+
+#: Share of the device memory that engines give to weights and KV cache where nobody says.
+MEMORY_SHARE: Final = 0.9
+_METHOD: Final = (
+    "weighted least squares on relative errors, constants >= 0, Huber loss; intervals are 95 % ones; held out: "
+    "fitted to every other point"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """What the rows are about.
+
+    Args:
+        host_step_s: driver time of a launch that the step times include and that is taken out of the kernel constants.
+    """
+
+    model: Model
+    gpu: Gpu
+    engine: str
+    engine_version: str
+    source: str
+    host_step_s: float = 0.0
+
+
+def profile_text(fitted: FittedRows, rows: Rows, rows_bytes: bytes, *, name: str, subject: Subject) -> str:
+    """Return a profile file in the form of docs/profiles.md.
+
+    Args:
+        name: of the rows file, to stand in the profile.
+        rows_bytes: its bytes, for their digest.
+    """
+    content = _content(fitted, rows, rows_bytes, name=name, subject=subject)
+    head = f"# {subject.model.name} on {subject.gpu.name} under {subject.engine}, fitted to {name}; "
+    head += "docs/profiles.md explains every key.\n"
+    return head + yaml.dump(content, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
+
+
+def checked_profile(text: str, *, file: str) -> Profile:
+    """Return the profile that the text holds; raises as `dsim.profile_file.parse_profile`."""
+    return parse_profile(text.encode(), file=file)
+
+
+def _content(fitted: FittedRows, rows: Rows, rows_bytes: bytes, *, name: str, subject: Subject) -> dict[str, object]:
+    metadata, valid = rows.metadata, fitted.valid_range
+    timings = {
+        key: value
+        for key, value in (
+            ("device", metadata.device),
+            ("driver", metadata.driver),
+            ("torch", metadata.torch),
+            ("dtype", metadata.dtype),
+            ("date", metadata.date),
+            ("all-reduce", metadata.all_reduce),
+        )
+        if value is not None
+    }
+    source = subject.source + "".join(f"; {key} {value}" for key, value in timings.items())
+    if metadata.licence is not None:
+        source += f"; licence of the rows: {metadata.licence}"
+    content: dict[str, object] = {
+        "dsim_profile": 1,
+        "model": _model(subject.model),
+        "gpu": _gpu(subject.gpu),
+        "engine": {"name": subject.engine, "version": subject.engine_version},
+        "source": source,
+        "valid_range": {**_range(valid), "reason": "what the rows span, over all tensor parallel degrees"},
+        "latency": {
+            tp: _latency(fit.latency, subject.host_step_s, own=fit.latency.valid_range != valid)
+            for tp, fit in fitted.by_tp.items()
+        },
+    }
+    content["host"] = _host(rows, subject.host_step_s)
+    given = metadata.kv_bytes_per_gpu
+    content["kv"] = {
+        "bytes_per_gpu": float(given if given is not None else MEMORY_SHARE * subject.gpu.memory_bytes),
+        "reason": "as the rows file says"
+        if given is not None
+        else f"assumed: {MEMORY_SHARE:.0%} of the GPU's memory for weights and KV cache",
+    }
+    base = min(fitted.by_tp)
+    saturation = fitted.by_tp[base].saturation
+    if saturation is not None:
+        content["saturation_tokens"] = max(round(saturation.tokens.best), 1)
+    content["fit"] = _fit_section(fitted, name, rows_bytes)
+    return content
+
+
+def _latency(latency: AffineLatency, host_step_s: float, *, own: bool) -> dict[str, object]:
+    p = latency.prefill
+    prefill: dict[str, object] = {
+        "constant_s": _number(max(p.constant_s - host_step_s, 0.0)),
+        "per_token_s": _number(p.per_token_s),
+        "per_token_squared_s": _number(p.per_token_squared_s),
+    }
+    if p.per_request_s:
+        prefill["per_request_s"] = _number(p.per_request_s)
+    if p.bends:
+        prefill["bends"] = _bends(p.bends, amount="tokens", slope="per_token_s")
+    result: dict[str, object] = {"prefill": prefill, "decode": {"small": _decode(latency.small, host_step_s)}}
+    if own:
+        result["valid_range"] = _range(latency.valid_range)
+    return result
+
+
+def _decode(decode: AffineDecode, host_step_s: float) -> dict[str, object]:
+    result: dict[str, object] = {
+        "constant_s": _number(max(decode.constant_s - host_step_s, 0.0)),
+        "per_context_token_s": _number(decode.per_context_token_s),
+        "per_request_s": _number(decode.per_request_s),
+    }
+    if decode.bends:
+        result["bends"] = _bends(decode.bends, amount="requests", slope="per_request_s")
+    return result
+
+
+def _bends(bends: Bends, *, amount: str, slope: str) -> list[dict[str, object]]:
+    return [_Flow({f"from_{amount}": start, slope: _number(slope_s)}) for start, slope_s in bends]
+
+
+def _host(rows: Rows, host_step_s: float) -> dict[str, object]:
+    if host_step_s:
+        reason = "given with the fit and taken out of the constants of every step"
+        return {**{role: {"step_s": host_step_s} for role in ("prefill", "decode", "colocated")}, "reason": reason}
+    reasons = {
+        "included": "the rows time whole engine steps: host work is in the constants and cannot be told from kernels",
+        "excluded": "the rows time kernels only, not an engine's host work; add what yours takes a launch",
+    }
+    default = "the rows do not say whether they include the engine's host work"
+    return {"request_s": 0.0, "reason": reasons.get(rows.metadata.host_overhead or "", default)}
+
+
+def _fit_section(fitted: FittedRows, name: str, rows_bytes: bytes) -> dict[str, object]:
+    section: dict[str, object] = {
+        "rows": name,
+        "rows_sha256": hashlib.sha256(rows_bytes).hexdigest(),
+        "reason": _METHOD,
+    }
+    saturation = {tp: fit.saturation for tp, fit in fitted.by_tp.items() if fit.saturation is not None}
+    if saturation:
+        section["saturation_tokens"] = {
+            tp: _Flow({**_interval(found.tokens, 4), "method": found.method}) for tp, found in saturation.items()
+        }
+    section["constants"] = {
+        tp: {name: _Flow(_interval(fit_, 6)) for name, fit_ in fit.constants.items()}
+        for tp, fit in fitted.by_tp.items()
+    }
+    section["errors"] = [_error(error) for fit in fitted.by_tp.values() for error in fit.errors]
+    if fitted.speed_up:
+        section["speed_up"] = [
+            _Flow(
+                {
+                    "tp": k.tp,
+                    "base_tp": k.base_tp,
+                    "phase": k.phase,
+                    "tokens": k.tokens,
+                    **_interval(k.k, 4),
+                    **({} if k.comm_share is None else {"comm_share": _number(k.comm_share, 3)}),
+                }
+            )
+            for k in fitted.speed_up
+        ]
+    appendix = [_appendix_a(fit) for fit in fitted.by_tp.values() if fit.appendix_a is not None]
+    if appendix:
+        section["appendix_a"] = appendix
+    return section
+
+
+def _error(error: FitError) -> dict[str, object]:
+    shown: dict[str, object] = {
+        "tp": error.tp,
+        "phase": error.phase,
+        "region": error.region,
+        "points": error.points,
+        "mean": _number(error.mean, 3),
+        "worst": _number(error.worst, 3),
+    }
+    if not math.isnan(error.r2):
+        shown["r2"] = round(error.r2, 5)
+    return _Flow(shown)
+
+
+def _appendix_a(fit: TpFit) -> dict[str, object]:
+    found = fit.appendix_a
+    if found is None:
+        return {}
+    constants = {f"c{i}": _number(c) for i, c in enumerate(found.constants, 1)}
+    errors = {"prefill_error": _number(found.prefill_error, 3), "decode_error": _number(found.decode_error, 3)}
+    return _Flow({"tp": found.tp, **constants, **errors})
+
+
+def _interval(fit: Fit, digits: int) -> dict[str, object]:
+    # Rounding all three alike keeps low <= best <= high.
+    return {key: _number(value, digits) for key, value in (("low", fit.low), ("best", fit.best), ("high", fit.high))}
+
+
+def _range(valid: ValidRange) -> dict[str, object]:
+    return {
+        "chunk_tokens": int(valid.chunk_tokens),
+        "prefill_tokens": int(valid.prefill_tokens),
+        "decode_requests": int(valid.decode_requests),
+        "context_tokens": int(valid.context_tokens),
+    }
+
+
+def _model(model: Model) -> object:
+    from dsim.catalog import models
+
+    if model in models():
+        return model.name
+    names = (
+        "name hugging_face layers hidden_size attention_heads kv_heads head_dim ffn_size vocabulary context_tokens "
+        "gated_mlp learned_positions biases tied_embeddings dtype_bytes source"
+    )
+    shape: dict[str, object] = {key: getattr(model, key) for key in names.split()}
+    return shape
+
+
+def _gpu(gpu: Gpu) -> object:
+    from dsim.catalog import gpus
+
+    if gpu in gpus():
+        return gpu.name
+    names = (
+        "name vendor architecture memory_bytes hbm_bytes_per_s bf16_flops_per_s fp8_flops_per_s fp4_flops_per_s "
+        "nvlink_bytes_per_s intra_node_link network_bytes_per_s pcie_bytes_per_s gpus_per_node scale_up_domain_gpus "
+        "tdp_w source"
+    )
+    return {key: value for key in names.split() if (value := getattr(gpu, key)) not in (None, "")}
+
+
+def _number(value: float, digits: int = 8) -> float:
+    """Return the number with so many significant digits."""
+    return float(f"{value:.{digits}g}")
+
+
+class _Flow(dict[str, object]):
+    """A mapping that is written on one line."""
+
+
+class _Dumper(yaml.SafeDumper):
+    """Writes `_Flow` on one line, and floats so that YAML 1.2 reads them as such."""
+
+
+def _flow(dumper: _Dumper, value: Mapping[str, object]) -> yaml.Node:
+    return dumper.represent_mapping("tag:yaml.org,2002:map", value, flow_style=True)
+
+
+_Dumper.add_representer(_Flow, _flow)
