@@ -37,7 +37,9 @@ _SHORT: Final = (300, 1200)
 _LONG: Final = (600, 1600)
 _REPORTED: Final = 10_000
 #: Replications behind the interval of a reported candidate, and of a best one at most.
-_REPLICATIONS, _MOST_REPLICATIONS = 4, 4
+_REPLICATIONS, _MOST_REPLICATIONS = 4, 16
+#: Half width aimed for that those at first are meant for; a tighter one buys more, up to the most.
+_PRECISION: Final = 0.03
 #: Replications with which the rate is sought.
 _LOCATE: Final = 4
 #: Where the long runs behind an interval begin, as a share of what the shorter ones of the race found: those flatter.
@@ -80,7 +82,8 @@ class Question:
         gpus_per_node: None: the GPU's own.
         top: candidates reported with an interval, the best of each kind always among them.
         always: placements of the space that are reported with an interval whether they are good or not.
-        precision: half width of the best ones' intervals, relative, that is aimed for.
+        precision: half width of the best ones' intervals, relative, that is aimed for. Below the default it buys more
+            replications, up to a most; the interval says what was reached.
         num_requests: goodput of runs of so many requests from an empty system, the transient that papers report; None:
             the steady state.
     """
@@ -98,7 +101,7 @@ class Question:
     seed: int = 0
     top: int = 3
     always: tuple[Placement, ...] = ()
-    precision: float = 0.03
+    precision: float = _PRECISION
     confidence: float = 0.95
     num_requests: int | None = None
     options: Options = field(default_factory=Options)
@@ -293,7 +296,8 @@ class _Search:
         self.warnings = _warnings(self.scenario, question.cluster)
         count = math.ceil(_TRANSIENT_REQUESTS / question.num_requests) if question.num_requests is not None else 0
         count = min(max(count, _CHECKS), 40)
-        self.replications = (count, count) if self.scenario.transient else (_REPLICATIONS, _MOST_REPLICATIONS)
+        most = _MOST_REPLICATIONS if question.precision < _PRECISION else _REPLICATIONS
+        self.replications = (count, count) if self.scenario.transient else (_REPLICATIONS, most)
         checks = min(_CHECKS, count) if self.scenario.transient else 1
         horizons = _horizons(question, self.case)
         # A placement whose KV cache fills slowly looks better in short runs than it is: they only rank.

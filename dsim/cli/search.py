@@ -134,7 +134,12 @@ def search(
         int, typer.Option("--top", parser=whole_number, metavar="N", help="Placements reported with an interval.")
     ] = 3,
     precision: Annotated[
-        str, typer.Option("--precision", metavar="SHARE", help="Half width aimed for of the best intervals.")
+        str,
+        typer.Option(
+            "--precision",
+            metavar="SHARE",
+            help="Half width aimed for of the best intervals; a smaller one than the default buys more runs.",
+        ),
     ] = "0.03",
     seed: Seed = 0,
     jobs: Jobs = None,
