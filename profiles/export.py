@@ -224,16 +224,9 @@ def _range(valid: ValidRange) -> dict[str, object]:
 
 
 def _model(model: Model) -> object:
-    from dsim.catalog import models
+    from dsim.catalog import model_entry, models
 
-    if model in models():
-        return model.name
-    names = (
-        "name hugging_face layers hidden_size attention_heads kv_heads head_dim ffn_size vocabulary context_tokens "
-        "gated_mlp learned_positions biases tied_embeddings dtype_bytes source"
-    )
-    shape: dict[str, object] = {key: getattr(model, key) for key in names.split()}
-    return shape
+    return model.name if model in models() else model_entry(model)
 
 
 def _gpu(gpu: Gpu) -> object:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -263,28 +263,11 @@ def _head(
 
 def _model_entry(model: Model, *, dtype_bytes: int) -> str | dict[str, object]:
     """Return the catalog's name where that says everything, else the shape as profiles have it."""
-    from dsim.catalog import models
+    from dsim.catalog import model_entry, models
 
     if model in models() and model.dtype_bytes == dtype_bytes:
         return model.name
-    return {
-        "name": model.name,
-        "hugging_face": model.hugging_face,
-        "layers": model.layers,
-        "hidden_size": model.hidden_size,
-        "attention_heads": model.attention_heads,
-        "kv_heads": model.kv_heads,
-        "head_dim": model.head_dim,
-        "ffn_size": model.ffn_size,
-        "vocabulary": model.vocabulary,
-        "context_tokens": model.context_tokens,
-        "gated_mlp": model.gated_mlp,
-        "learned_positions": model.learned_positions,
-        "biases": model.biases,
-        "tied_embeddings": model.tied_embeddings,
-        "dtype_bytes": dtype_bytes,
-        "source": model.source,
-    }
+    return model_entry(replace(model, dtype_bytes=dtype_bytes))
 
 
 def parse_tps(text: str, *, where: str = "--tp") -> tuple[int, ...]:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NoReturn
 
 from dsim.catalog import find_model
 from dsim.errors import InputError, nearest
-from dsim.model import Model
+from dsim.hugging_face import is_config, open_config
+from dsim.model import Experts, Model
 
 #: Families whose blocks are built here as their papers and reference code have them.
 FAMILIES = ("gemma", "llama", "mistral", "mixtral", "olmoe", "opt", "phi3", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe")
@@ -19,24 +17,6 @@ FAMILIES = ("gemma", "llama", "mistral", "mixtral", "olmoe", "opt", "phi3", "qwe
 _QK_NORM = ("olmoe", "qwen3", "qwen3_moe")
 #: Of dtype texts, as config files and `--dtype` have them.
 DTYPE_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
-_LARGEST_CONFIG_BYTES = 1_000_000
-
-
-@dataclass(frozen=True, slots=True)
-class Experts:
-    """The mixture of experts in every layer of a model.
-
-    Args:
-        experts: routed experts of a layer.
-        per_token: how many of them compute each token.
-        ffn_size: width of one routed expert.
-        shared_ffn_size: width of the expert that computes every token; 0 where there is none.
-    """
-
-    experts: int
-    per_token: int
-    ffn_size: int
-    shared_ffn_size: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,13 +24,16 @@ class Shape:
     """A transformer that can be built and timed.
 
     Args:
-        experts: None where the MLP is dense.
         qk_norm: queries and keys are normalised head by head (Qwen3).
     """
 
     model: Model
-    experts: Experts | None = None
     qk_norm: bool = False
+
+    @property
+    def experts(self) -> Experts | None:
+        """The mixture of experts in every layer, None where the MLP is dense."""
+        return self.model.experts
 
     def rank(self, tp: int) -> Rank:
         """Return what one of `tp` ranks holds.
@@ -134,8 +117,7 @@ def active_experts(experts: Experts, tokens: float) -> int:
     >>> active_experts(mixtral, 1), active_experts(mixtral, 4), active_experts(mixtral, 1000)
     (2, 5, 8)
     """
-    missed: float = (1 - experts.per_token / experts.experts) ** tokens
-    return max(experts.per_token, round(experts.experts * (1 - missed)))
+    return max(experts.per_token, round(experts.distinct(tokens)))
 
 
 def shape_of(name: str, *, where: str = "--model") -> Shape:
@@ -144,10 +126,10 @@ def shape_of(name: str, *, where: str = "--model") -> Shape:
     Raises:
         InputError: no such model, or the file says no shape that can be built.
     """
-    if name.endswith(".json") or Path(name).is_file():
+    if is_config(name):
         return read_config(Path(name))
     model = find_model(name, where=where)
-    return Shape(model, qk_norm=model.name.startswith("qwen3-"))
+    return Shape(_buildable(model, where=where, value=name), qk_norm=model.name.startswith("qwen3-"))
 
 
 def read_config(path: Path) -> Shape:
@@ -156,116 +138,26 @@ def read_config(path: Path) -> Shape:
     Raises:
         InputError: it cannot be read, its family or attention is not built here, or a size is missing or impossible.
     """
-    try:
-        if path.stat().st_size > _LARGEST_CONFIG_BYTES:
-            raise InputError(str(path), "is too large for a config.json")
-        config = json.loads(path.read_bytes())
-    except (ValueError, RecursionError):
-        raise InputError(str(path), "is not JSON", hint="expected a Hugging Face config.json") from None
-    except OSError as error:
-        raise InputError(str(path), f"cannot be read: {error.strerror}") from None
-    if isinstance(config, dict) and isinstance(config.get("text_config"), dict):
-        config = config["text_config"]
-    if not isinstance(config, dict):
-        raise InputError(str(path), "must be a JSON object", hint="expected a Hugging Face config.json")
-    return _Config(str(path), config).shape()
+    config = open_config(path)
+    if config.family not in FAMILIES:
+        rule = "is not a family that is built here"
+        config.fail("model_type", config.family, rule, nearest(config.family, FAMILIES))
+    return Shape(_buildable(config.model(), where=str(path)), qk_norm=config.family in _QK_NORM)
 
 
-@dataclass(frozen=True, slots=True)
-class _Config:
-    """A config file's keys; families name the same size differently."""
-
-    path: str
-    keys: Mapping[str, object]
-
-    def shape(self) -> Shape:
-        family = self.keys.get("model_type")
-        if not isinstance(family, str):
-            raise InputError(self.path, "is missing", name="model_type", hint="expected a Hugging Face config.json")
-        self._refuse(family)
-        experts = self._experts()
-        attention_heads = self._size("num_attention_heads")
-        kv_heads = self._size("num_key_value_heads", default=attention_heads)
-        if attention_heads % kv_heads:
-            self._fail("num_key_value_heads", kv_heads, f"must divide num_attention_heads={attention_heads}")
-        hidden_size = self._size("hidden_size")
-        if self.keys.get("head_dim") is None and hidden_size % attention_heads:
-            self._fail("hidden_size", hidden_size, f"must be a multiple of num_attention_heads={attention_heads}")
-        head_dim = self._size("head_dim", default=max(hidden_size // attention_heads, 1))
-        if head_dim % 2 and family != "opt":
-            self._fail("head_dim", head_dim, "must be even, for rotary positions")
-        context = self._size("max_position_embeddings")
-        window = self.keys.get("sliding_window")
-        if window is not None and self.keys.get("use_sliding_window") is not False:
-            # Beyond its window attention costs no more, which nothing here would know.
-            context = min(context, self._size("sliding_window"))
-        is_opt = family == "opt"
-        name = self.keys.get("_name_or_path")
-        file = Path(self.path)
-        given = name if isinstance(name, str) and name else file.stem if file.stem != "config" else file.parent.name
-        given = given or family
-        model = Model(
-            name=given.rsplit("/", 1)[-1].lower(),
-            hugging_face=given,
-            layers=self._size("num_hidden_layers"),
-            hidden_size=hidden_size,
-            attention_heads=attention_heads,
-            kv_heads=kv_heads,
-            head_dim=head_dim,
-            ffn_size=self._size("ffn_dim" if is_opt else "intermediate_size"),
-            vocabulary=self._size("vocab_size"),
-            context_tokens=context,
-            gated_mlp=not is_opt,
-            learned_positions=is_opt,
-            biases=is_opt,
-            tied_embeddings=bool(self.keys.get("tie_word_embeddings", is_opt)),
-            source=f"config.json of {given}",
-            dtype_bytes=self._dtype_bytes(),
-        )
-        return Shape(model, experts, qk_norm=family in _QK_NORM)
-
-    def _refuse(self, family: str) -> None:
-        if family not in FAMILIES:
-            self._fail("model_type", family, "is not a family that is built here", nearest(family, FAMILIES))
-        for key, what in (
-            ("kv_lora_rank", "multi-head latent attention"),
-            ("quantization_config", "quantised weights"),
-        ):
-            if self.keys.get(key) is not None:
-                raise InputError(self.path, f"means {what}, which are not timed", name=key)
-
-    def _experts(self) -> Experts | None:
-        key = next((k for k in ("num_local_experts", "num_experts", "n_routed_experts") if self.keys.get(k)), None)
-        if key is None:
-            return None
-        experts = self._size(key)
-        per_token = self._size("num_experts_per_tok")
-        if per_token > experts:
-            self._fail("num_experts_per_tok", per_token, f"must be <= {key}={experts}")
-        dense = self._size("intermediate_size")
-        if self.keys.get("mlp_only_layers") or self.keys.get("decoder_sparse_step", 1) != 1:
-            raise InputError(self.path, "means layers of two kinds, which are not timed", name="decoder_sparse_step")
-        shared = self.keys.get("shared_expert_intermediate_size")
-        return Experts(
-            experts=experts,
-            per_token=per_token,
-            ffn_size=self._size("moe_intermediate_size", default=dense),
-            shared_ffn_size=self._size("shared_expert_intermediate_size") if shared else 0,
-        )
-
-    def _dtype_bytes(self) -> int:
-        dtype = self.keys.get("torch_dtype") or self.keys.get("dtype") or "bfloat16"
-        return 4 if dtype == "float32" else 2
-
-    def _size(self, key: str, default: int | None = None) -> int:
-        value = self.keys.get(key)
-        if value is None and default is not None:
-            return default
-        if value is None:
-            raise InputError(self.path, "is missing", name=key)
-        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= 10**9:
-            self._fail(key, value, "must be a whole number >= 1")
-        return value
-
-    def _fail(self, key: str, value: object, rule: str, hint: str | None = None) -> NoReturn:
-        raise InputError(self.path, rule, name=key, value=value, hint=hint)
+def _buildable(model: Model, *, where: str, value: str | None = None) -> Model:
+    """Return the model as it is built here; InputError where one of its parts is not."""
+    parts = {
+        "multi-head latent attention": model.latent_attention is not None,
+        "quantised weights": model.quantization is not None,
+        "dense layers before those with experts": model.experts is not None and model.experts.dense_layers > 0,
+        "windows in some of its layers": model.sliding_window is not None and model.full_attention_layers > 0,
+    }
+    for part, has in parts.items():
+        if has:
+            hint = "time another model, or let `dsim search` estimate this one"
+            raise InputError(where, f"has {part}, which are not timed", value=value, hint=hint)
+    if model.sliding_window is None:
+        return model
+    # Beyond its window attention costs no more, which a fit of squared tokens would not know.
+    return replace(model, context_tokens=min(model.context_tokens, model.sliding_window.tokens), sliding_window=None)

@@ -59,6 +59,7 @@ PUBLIC = {
 WORKINGS = {
     "dsim.circuit": "plans of pipelined instances",
     "dsim.cli": "the command line; its options are in --help",
+    "dsim.hugging_face": "keys of a config file, until they are a model",
     "dsim.laws": "columns prepared for the laws",
     "dsim.policies": "what one step of an engine loop will do",
     "dsim.steplaws": "steps prepared for the laws",

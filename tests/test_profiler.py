@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -19,7 +20,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="needs torch: pip install 'dsim[profile]'")
 
 from dsim.errors import InputError
-from dsim.model import Model
+from dsim.model import Experts, Model
 from profiles.allreduce import AllReduces, interpolated
 from profiles.profiler import TorchTimer, open_device
 from profiles.profiler.collective import time_all_reduces
@@ -28,7 +29,7 @@ from profiles.profiler.layer import RankModel, Step, Tensor
 from profiles.profiler.timer import spread_s
 from profiles.rows import Point, Status, read_rows
 from profiles.session import OutOfMemoryError, StepFailedError
-from profiles.shapes import Experts, Shape, shape_of
+from profiles.shapes import Shape, shape_of
 from tests.cli import Cli
 
 TINY = shape_of("tiny")
@@ -63,7 +64,7 @@ SHAPES = {
     "opt": Shape(small(gated=False, learned=True, kv_heads=4)),
     "qk-norm": Shape(small(), qk_norm=True),
 }
-MOE = Shape(small(), Experts(experts=8, per_token=2, ffn_size=32, shared_ffn_size=16))
+MOE = Shape(replace(small(), experts=Experts(experts=8, per_token=2, ffn_size=32, shared_ffn_size=16)))
 
 
 @pytest.fixture(autouse=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import re
 from collections.abc import Mapping
@@ -10,8 +11,8 @@ from typing import Protocol, TypeVar
 
 from dsim.errors import InputError, nearest
 from dsim.gpu import Gpu
-from dsim.model import Model
-from dsim.yamlfile import Section, read_yaml
+from dsim.model import Experts, LatentAttention, Model, Quantization, SlidingWindow, WeightDtype
+from dsim.yamlfile import Field, Section, read_yaml
 
 MODEL_KEYS = (
     "hugging_face",
@@ -29,6 +30,13 @@ MODEL_KEYS = (
     "biases",
     "tied_embeddings",
     "dtype_bytes",
+    "kv_dtype_bytes",
+    "experts",
+    "latent_attention",
+    "sliding_window",
+    "quantization",
+    "nominal",
+    "caveat",
     "source",
 )
 GPU_KEYS = (
@@ -52,6 +60,8 @@ GPU_KEYS = (
     "notes",
 )
 
+#: Bytes that an element of weights or KV may have.
+_ELEMENT_BYTES = (1, 2, 4)
 #: No memory, link or GPU is slower: smaller numbers are GB/s or TFLOP/s.
 _MIN_PER_S = 1e6
 
@@ -70,14 +80,14 @@ T = TypeVar("T", bound=_Named)
 @functools.cache
 def models() -> tuple[Model, ...]:
     """Return every model of the catalog, in its order."""
-    entries = _entries("models.yaml", "models")
+    entries = _top("models.yaml", "models", "not_modelled").section("models")
     return tuple(read_model(entries.section(name), name=name) for name in entries)
 
 
 @functools.cache
 def gpus() -> tuple[Gpu, ...]:
     """Return every GPU of the catalog, in its order."""
-    entries = _entries("gpus.yaml", "gpus")
+    entries = _top("gpus.yaml", "gpus").section("gpus")
     return tuple(read_gpu(entries.section(name), name=name) for name in entries)
 
 
@@ -93,6 +103,9 @@ def find_model(name: str, *, where: str = "--model") -> Model:
     Raises:
         InputError: no model or several have this name.
     """
+    reason = not_modelled().get(_normal(name))
+    if reason is not None:
+        raise InputError(where, reason, value=name, hint="choose a model that `dsim models` lists")
     return _find(name, models(), _model_index(), where=where, kind="model")
 
 
@@ -132,18 +145,23 @@ def read_model(section: Section, *, name: str | None = None) -> Model:
         raise section.need("hidden_size").error(
             f"must be a multiple of attention_heads={attention_heads}", "or give head_dim"
         )
-    dtype_bytes = section.integer("dtype_bytes", 2, at_least=1)
-    if dtype_bytes not in (1, 2, 4):
-        raise section.need("dtype_bytes").error("must be 1, 2 or 4")
+    layers = section.integer("layers", at_least=1)
+    experts = _experts(section.get("experts"), layers=layers)
+    if experts is not None and not experts.dense_layers:
+        unused = section.get("ffn_size")
+        if unused is not None:
+            raise unused.error("is of no layer: every layer has experts", "give the width of an expert under experts")
+    nominal = section.section("nominal").only(("parameters", "active_parameters")) if "nominal" in section else None
+    dtype_bytes = _element_bytes(section, "dtype_bytes")
     return Model(
         name=name,
         hugging_face=section.text("hugging_face", name),
-        layers=section.integer("layers", at_least=1),
+        layers=layers,
         hidden_size=hidden_size,
         attention_heads=attention_heads,
         kv_heads=kv_heads,
         head_dim=section.integer("head_dim", max(hidden_size // attention_heads, 1), at_least=1),
-        ffn_size=section.integer("ffn_size", at_least=1),
+        ffn_size=section.integer("ffn_size", None if experts is None or experts.dense_layers else 0, at_least=1),
         vocabulary=section.integer("vocabulary", at_least=1),
         context_tokens=section.integer("context_tokens", at_least=2),
         gated_mlp=section.flag("gated_mlp", default=True),
@@ -152,8 +170,99 @@ def read_model(section: Section, *, name: str | None = None) -> Model:
         tied_embeddings=section.flag("tied_embeddings", default=False),
         source=section.text("source"),
         aliases=section.texts("aliases"),
-        dtype_bytes=dtype_bytes,
+        dtype_bytes=2 if dtype_bytes is None else dtype_bytes,
+        kv_dtype_bytes=_element_bytes(section, "kv_dtype_bytes"),
+        experts=experts,
+        latent_attention=_latent_attention(section.get("latent_attention")),
+        sliding_window=_sliding_window(section.get("sliding_window"), layers=layers),
+        quantization=_quantization(section.get("quantization"), experts=experts),
+        nominal_parameters=None if nominal is None else nominal.number("parameters", above=0),
+        nominal_active_parameters=(
+            nominal.number("active_parameters", above=0)
+            if nominal is not None and "active_parameters" in nominal
+            else None
+        ),
+        caveat=section.text("caveat") if "caveat" in section else "",
     )
+
+
+def _element_bytes(section: Section, key: str) -> int | None:
+    field = section.get(key)
+    if field is None:
+        return None
+    size = field.integer(at_least=1)
+    if size not in _ELEMENT_BYTES:
+        raise field.error("must be 1, 2 or 4")
+    return size
+
+
+def _experts(field: Field | None, *, layers: int) -> Experts | None:
+    if field is None:
+        return None
+    section = field.section().only(("experts", "per_token", "ffn_size", "shared_ffn_size", "dense_layers"))
+    experts = section.integer("experts", at_least=1)
+    return Experts(
+        experts=experts,
+        per_token=section.integer("per_token", at_least=1, at_most=experts),
+        ffn_size=section.integer("ffn_size", at_least=1),
+        shared_ffn_size=section.integer("shared_ffn_size", 0, at_least=0),
+        dense_layers=section.integer("dense_layers", 0, at_least=0, at_most=layers - 1),
+    )
+
+
+def _latent_attention(field: Field | None) -> LatentAttention | None:
+    if field is None:
+        return None
+    names = ("kv_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim")
+    section = field.section().only((*names, "q_lora_rank"))
+    return LatentAttention(
+        **{name: section.integer(name, at_least=1) for name in names},
+        q_lora_rank=section.integer("q_lora_rank", 0, at_least=0),
+    )
+
+
+def _sliding_window(field: Field | None, *, layers: int) -> SlidingWindow | None:
+    if field is None:
+        return None
+    section = field.section().only(("tokens", "layers"))
+    return SlidingWindow(
+        tokens=section.integer("tokens", at_least=1), layers=section.integer("layers", at_least=1, at_most=layers)
+    )
+
+
+def _quantization(field: Field | None, *, experts: Experts | None) -> Quantization | None:
+    if field is None:
+        return None
+    section = field.section().only(("dtype", "experts_only"))
+    experts_only = section.flag("experts_only", default=False)
+    if experts_only and experts is None:
+        raise section.need("experts_only").error("needs experts", "leave it out for a dense model")
+    return Quantization(dtype=section.need("dtype").choice(WeightDtype), experts_only=experts_only)
+
+
+def model_entry(model: Model) -> dict[str, object]:
+    """Return what `read_model` reads as this model."""
+    names = (
+        "name hugging_face layers hidden_size attention_heads kv_heads head_dim vocabulary context_tokens "
+        "gated_mlp learned_positions biases tied_embeddings dtype_bytes"
+    )
+    entry: dict[str, object] = {key: getattr(model, key) for key in names.split()}
+    if model.dense_layers:
+        entry["ffn_size"] = model.ffn_size
+    if model.kv_dtype_bytes is not None:
+        entry["kv_dtype_bytes"] = model.kv_dtype_bytes
+    for key in ("experts", "latent_attention", "sliding_window"):
+        noun = getattr(model, key)
+        if noun is not None:
+            entry[key] = dataclasses.asdict(noun)
+    if model.quantization is not None:
+        entry["quantization"] = {
+            "dtype": model.quantization.dtype.value,
+            "experts_only": model.quantization.experts_only,
+        }
+    if model.caveat:
+        entry["caveat"] = model.caveat
+    return {**entry, "source": model.source}
 
 
 def read_gpu(section: Section, *, name: str | None = None) -> Gpu:
@@ -206,12 +315,26 @@ def read_gpu(section: Section, *, name: str | None = None) -> Gpu:
     )
 
 
-def _entries(file: str, kind: str) -> Section:
-    top = read_yaml(Path(__file__).with_name(file)).only(("dsim_catalog", kind))
+@functools.cache
+def not_modelled() -> Mapping[str, str]:
+    """Return why a model that is known by name is not modelled, by every name it has."""
+    listed = _top("models.yaml", "models", "not_modelled").section("not_modelled")
+    reasons = {}
+    for name in listed:
+        entry = listed.section(name).only(("aliases", "architecture", "reason", "source"))
+        for alias in (name, *entry.texts("aliases")):
+            reasons[_normal(alias)] = (
+                f"has {entry.text('reason')} ({entry.text('architecture')}), which is not modelled"
+            )
+    return reasons
+
+
+def _top(file: str, *kinds: str) -> Section:
+    top = read_yaml(Path(__file__).with_name(file)).only(("dsim_catalog", *kinds))
     version = top.need("dsim_catalog")
     if version.integer() != 1:
         raise version.error("must be 1")
-    return top.section(kind)
+    return top
 
 
 @functools.cache

@@ -9,9 +9,10 @@ from typing import Any
 import torch
 import torch.nn.functional as F  # noqa: N812, as everybody writes it
 
+from dsim.model import Experts
 from profiles.grid import BLOCK_TOKENS, computed_tokens, decoding_requests
 from profiles.rows import Point
-from profiles.shapes import Experts, Rank, Shape, active_experts
+from profiles.shapes import Rank, Shape, active_experts
 
 #: torch is untyped where it is not installed.
 Tensor = Any
