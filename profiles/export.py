@@ -33,6 +33,8 @@ class Subject:
 
     Args:
         host_step_s: driver time of a launch that the step times include and that is taken out of the kernel constants.
+        host: the whole `host` section, where something other than the rows says it.
+        range_reason: what the rows span, where it is more than was timed.
     """
 
     model: Model
@@ -41,6 +43,8 @@ class Subject:
     engine_version: str
     source: str
     host_step_s: float = 0.0
+    host: Mapping[str, object] | None = None
+    range_reason: str = "what the rows span, over all tensor parallel degrees"
 
 
 def profile_text(fitted: FittedRows, rows: Rows, rows_bytes: bytes, *, name: str, subject: Subject) -> str:
@@ -84,13 +88,13 @@ def _content(fitted: FittedRows, rows: Rows, rows_bytes: bytes, *, name: str, su
         "gpu": _gpu(subject.gpu),
         "engine": {"name": subject.engine, "version": subject.engine_version},
         "source": source,
-        "valid_range": {**_range(valid), "reason": "what the rows span, over all tensor parallel degrees"},
+        "valid_range": {**_range(valid), "reason": subject.range_reason},
         "latency": {
             tp: _latency(fit.latency, subject.host_step_s, own=fit.latency.valid_range != valid)
             for tp, fit in fitted.by_tp.items()
         },
     }
-    content["host"] = _host(rows, subject.host_step_s)
+    content["host"] = _host(rows, subject.host_step_s) if subject.host is None else dict(subject.host)
     given = metadata.kv_bytes_per_gpu
     content["kv"] = {
         "bytes_per_gpu": float(given if given is not None else MEMORY_SHARE * subject.gpu.memory_bytes),
