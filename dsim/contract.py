@@ -10,7 +10,7 @@ from itertools import pairwise
 
 from dsim.gpu import Gpu
 from dsim.latency import Chunk, LatencyModel
-from dsim.model import Model
+from dsim.model import Model, WeightDtype
 
 #: Where a valid range has no end, the checks need one.
 _REQUESTS = 1024
@@ -66,29 +66,60 @@ def find_violations(latency: LatencyModel, *, model: Model, gpu: Gpu, tp: int) -
 
 
 def prefill_bound_s(chunks: list[Chunk], *, model: Model, gpu: Gpu, tp: int) -> float:
-    """Seconds below which no prefill step can be: FLOPs and weight reads of the layers, perfectly split over `tp`."""
+    """Seconds below which no prefill step can be: FLOPs and weight reads of the layers, perfectly split over `tp`.
+
+    Of experts only those that one token needs are taken as read: all tokens may choose the same.
+    """
     tokens = sum(t for t, _ in chunks)
     # QK^T and PV, each 2 FLOPs per query, key and channel; causal, so half of a chunk's own square.
-    pairs = sum(t * t / 2 + t * s for t, s in chunks)
-    attention = 4 * model.layers * model.attention_heads * model.head_dim * pairs
-    compute_s = (2 * model.layer_matrix_parameters * tokens + attention) / _flops_per_s(model, gpu)
-    memory_s = model.layer_matrix_parameters * model.dtype_bytes / gpu.hbm_bytes_per_s
+    pairs = model.full_attention_layers * sum(t * t / 2 + t * s for t, s in chunks)
+    if model.sliding_window is not None:
+        window = model.sliding_window
+        pairs += window.layers * sum(windowed_pairs(t, s, window.tokens) for t, s in chunks)
+    latent = model.latent_attention
+    widths = 2 * model.head_dim if latent is None else latent.query_head_dim + latent.v_head_dim
+    attention = 2 * model.attention_heads * widths * pairs
+    compute_s = (2 * model.active_layer_matrix_parameters * tokens + attention) / _flops_per_s(model, gpu)
+    memory_s = _active_layer_bytes(model) / gpu.hbm_bytes_per_s
     return max(compute_s, memory_s) / tp
 
 
 def decode_bound_s(requests: int, context_tokens: int, *, model: Model, gpu: Gpu, tp: int) -> float:
     """Seconds below which no decode step can be: FLOPs, and reads of layers, output head and KV, split over `tp`."""
     head = model.vocabulary * model.hidden_size
-    compute_s = 2 * (model.layer_matrix_parameters + head) * requests / _flops_per_s(model, gpu)
-    weight_bytes = (model.layer_matrix_parameters + head) * model.dtype_bytes
-    memory_s = (weight_bytes + context_tokens * model.kv_bytes_per_token) / gpu.hbm_bytes_per_s
+    compute_s = 2 * (model.active_layer_matrix_parameters + head) * requests / _flops_per_s(model, gpu)
+    weight_bytes = _active_layer_bytes(model) + head * model.dtype_bytes
+    contexts = model.full_attention_layers * context_tokens
+    if model.sliding_window is not None:
+        # One long context among short ones: the fewest tokens within windows.
+        contexts += model.sliding_window.layers * min(context_tokens, model.sliding_window.tokens)
+    memory_s = (weight_bytes + contexts * model.kv_layer_bytes_per_token) / gpu.hbm_bytes_per_s
     return max(compute_s, memory_s) / tp
 
 
+def windowed_pairs(tokens: int, cached: int, window: int) -> float:
+    """Return queries times keys of a chunk after `cached` tokens in which a query sees the last `window` keys at most.
+
+    >>> windowed_pairs(4, 0, 100), windowed_pairs(4, 100, 10), windowed_pairs(10, 0, 4)
+    (8.0, 40.0, 32.0)
+    """
+    growing = min(max(window - cached, 0), tokens)
+    return growing * (cached + growing / 2) + (tokens - growing) * float(window)
+
+
+def _active_layer_bytes(model: Model) -> float:
+    return model.layer_matrix_bytes(0 if model.experts is None else model.experts.per_token)
+
+
 def _flops_per_s(model: Model, gpu: Gpu) -> float:
-    if model.dtype_bytes == 1 and gpu.fp8_flops_per_s is not None:
-        return gpu.fp8_flops_per_s
-    return gpu.bf16_flops_per_s
+    """FLOP/s of the fastest units that can multiply weights stored so."""
+    bits = 8 if model.dtype_bytes == 1 else 16
+    if model.quantization is not None:
+        bits = 8 if model.quantization.dtype in {WeightDtype.FP8, WeightDtype.INT8} else 4
+    rates = [gpu.bf16_flops_per_s]
+    rates += [gpu.fp8_flops_per_s] if bits <= 8 and gpu.fp8_flops_per_s is not None else []
+    rates += [gpu.fp4_flops_per_s] if bits == 4 and gpu.fp4_flops_per_s is not None else []
+    return max(rates)
 
 
 def _grid(end: int) -> list[int]:

@@ -57,6 +57,7 @@ PUBLIC = {
 
 #: Modules whose dataclasses only other modules of the package meet.
 WORKINGS = {
+    "dsim.analytic": "shares of a datasheet, from dsim/catalog/efficiencies.yaml, and the times they give",
     "dsim.circuit": "plans of pipelined instances",
     "dsim.cli": "the command line; its options are in --help",
     "dsim.hugging_face": "keys of a config file, until they are a model",
