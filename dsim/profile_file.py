@@ -5,18 +5,24 @@ from __future__ import annotations
 import hashlib
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
 from dsim.catalog import find_gpu, find_model, read_gpu, read_model
 from dsim.contract import Violation, ViolationKind, find_violations
+from dsim.errors import InputError
 from dsim.gpu import Gpu
-from dsim.latency import AffineDecode, AffineLatency, AffinePrefill, Bends, HostOverhead, ValidRange
+from dsim.latency import AffineDecode, AffineLatency, AffinePrefill, Bends, HostOverhead, LatencyModel, ValidRange
 from dsim.model import Model
 from dsim.pools import Parallelism, Role
 from dsim.profile import BatchLimits, FirstToken, Handover, Preemption, Profile
 from dsim.profile_fit import read_fit
+from dsim.table_latency import DecodeRow, PrefillTable, TableLatency
 from dsim.yamlfile import Field, Section, parse_yaml, read_bytes
+
+T = TypeVar("T")
 
 #: Share of the GPU's intra-node link that a transfer reaches where a profile says nothing.
 _LINK_SHARE = 0.8
@@ -129,19 +135,86 @@ def _valid_range(section: Section) -> ValidRange:
     )
 
 
-def _latency(section: Section, *, model: Model, valid_range: ValidRange) -> dict[int, AffineLatency]:
-    result = {}
+def _latency(section: Section, *, model: Model, valid_range: ValidRange) -> dict[int, LatencyModel]:
+    result: dict[int, LatencyModel] = {}
     for tp, field in section.by_integer().items():
         if model.attention_heads % tp:
             raise field.error_of_key(
                 f"is a tensor parallel degree that does not divide the {model.attention_heads} heads of {model.name}"
             )
-        result[tp] = _affine(field.section(), valid_range)
+        entry = field.section()
+        result[tp] = _table(entry, valid_range) if "table" in entry else _affine(entry, valid_range)
     if not result:
         raise section.field.error(
             "must have at least one tensor parallel degree", "such as 1: {prefill: ..., decode: ...}"
         )
     return result
+
+
+def _table(section: Section, valid_range: ValidRange) -> TableLatency:
+    section.only(("table", "valid_range"))
+    own_range = section.get("valid_range")
+    table = section.section("table").only(("prefill", "decode", "extrapolate"))
+    prefill_field = table.need("prefill")
+    entry = prefill_field.section().only(("tokens", "cached_tokens", "step_s"))
+    rows = entry.need("step_s").items()
+    nested = any(isinstance(row.value, tuple) for row in rows)
+    prefill = _checked(
+        prefill_field,
+        lambda: PrefillTable(
+            tokens=_integers(entry.need("tokens")),
+            step_s=tuple(map(_times_s, rows)) if nested else (_times_s(entry.need("step_s")),),
+            cached_tokens=_integers(entry.need("cached_tokens")) if "cached_tokens" in entry else (0,),
+        ),
+    )
+    decode_field = table.need("decode")
+    decode = tuple(_decode_row(row) for row in decode_field.items())
+    known = _checked(decode_field, lambda: TableLatency(prefill, decode, valid_range))
+    wanted = valid_range if own_range is None else _valid_range(own_range.section())
+    measured = TableLatency.range_of(prefill, decode)
+    if not table.flag("extrapolate", default=False):
+        for name in ("chunk_tokens", "prefill_tokens", "decode_requests", "context_tokens"):
+            most = getattr(measured, name)
+            # A limit of the total context need not be given: then the table has one.
+            if name != "context_tokens" and getattr(wanted, name) > most:
+                rule = f"must reach valid_range.{name}={getattr(wanted, name):g}, and ends at {most:g}"
+                raise section.need("table").error_of_key(
+                    rule, "lower valid_range, or say extrapolate: true in the table"
+                )
+        wanted = replace(wanted, context_tokens=min(wanted.context_tokens, measured.context_tokens))
+    return replace(known, valid_range=wanted)
+
+
+def _decode_row(field: Field) -> DecodeRow:
+    row = field.section().only(("requests", "request_context_tokens", "step_s"))
+    return _checked(
+        field,
+        lambda: DecodeRow(
+            requests=row.integer("requests", at_least=1),
+            request_context_tokens=_integers(row.need("request_context_tokens")),
+            step_s=_times_s(row.need("step_s")),
+        ),
+    )
+
+
+def _integers(field: Field) -> tuple[int, ...]:
+    return tuple(item.integer(at_least=0) for item in field.items())
+
+
+def _times_s(field: Field) -> tuple[float, ...]:
+    return tuple(item.number(above=0, at_most=_MAX_S) for item in field.items())
+
+
+def _checked(field: Field, make: Callable[[], T]) -> T:
+    """Return what `make` makes; its own errors know no file, so say where it stands."""
+    try:
+        return make()
+    except InputError as error:
+        if error.where.startswith(("prefill table", "decode table")):
+            raise InputError(
+                field.where, error.rule, name=f"{field.name}.{error.name}", value=error.value, hint=error.hint
+            ) from None
+        raise
 
 
 def _affine(section: Section, valid_range: ValidRange) -> AffineLatency:
@@ -193,7 +266,7 @@ def _bends(section: Section, *, amount: str, slope: str) -> Bends:
     return tuple(bends)
 
 
-def _refused(field: Field | None, latency: Mapping[int, AffineLatency]) -> dict[int, str]:
+def _refused(field: Field | None, latency: Mapping[int, LatencyModel]) -> dict[int, str]:
     if field is None:
         return {}
     result = {}
@@ -344,7 +417,7 @@ def _share(section: Section, key: str, default: float, *, above: float = -math.i
     return default if field is None else field.number(above=above, at_least=0, at_most=1)
 
 
-def _violations(top: Section, *, latency: Mapping[int, AffineLatency], model: Model, gpu: Gpu) -> tuple[str, ...]:
+def _violations(top: Section, *, latency: Mapping[int, LatencyModel], model: Model, gpu: Gpu) -> tuple[str, ...]:
     found = [v for tp in sorted(latency) for v in find_violations(latency[tp], model=model, gpu=gpu, tp=tp)]
     unlisted = {(v.tp, v.kind): v for v in found}
     listed = top.get("violations")

@@ -39,6 +39,7 @@ PUBLIC = {
     "dsim.recorder",
     "dsim.result",
     "dsim.slo",
+    "dsim.table_latency",
     "dsim.trace",
     "dsim.workload.arrivals",
     "dsim.workload.core",
@@ -128,7 +129,7 @@ UNITLESS_NAMES = {
 }
 
 #: Keys that a profile file may have and neither the shipped ones nor `FULL` do.
-RARE_KEYS = ("comm_share",)
+RARE_KEYS = ("cached_tokens", "comm_share", "extrapolate", "request_context_tokens", "table")
 
 Entry = tuple[str, str]
 

@@ -1,7 +1,7 @@
 """Fits what kernels reach of a GPU's datasheet: `python3 -m profiles.scripts.efficiencies DIR > timed.yaml`.
 
 DIR is `aiconfigurator_core/systems/data` of PyPI's `aiconfigurator-core`; it needs pandas with pyarrow. It prints the
-`timed` part of `dsim/catalog/efficiencies.yaml`: a handful of numbers for each GPU's kernels under vLLM, and their errors.
+`timed` part of `dsim/catalog/efficiencies.yaml`: a few numbers for each GPU's kernels under vLLM, and their errors.
 """
 
 from __future__ import annotations
