@@ -35,6 +35,14 @@ class Preemption(enum.Enum):
     RECOMPUTE = "recompute"
 
 
+class Evidence(enum.Enum):
+    """What step times rest on, best first."""
+
+    MEASURED = "measured"
+    KERNELS = "kernels"
+    ROOFLINE = "roofline"
+
+
 @dataclass(frozen=True, slots=True)
 class BatchLimits:
     """Most tokens and requests of one step; `math.inf` where nothing limits it.
@@ -87,7 +95,9 @@ class Profile:
         violations: what the numbers are known to get wrong (dsim/contract.py).
         reasons: why a section has the values it has, by dotted path.
         fit: how the numbers were fitted and how well, None where nobody said.
-        sha256: digest of the file it was read from, for provenance.
+        evidence: what the step times rest on.
+        expected_error: how far they may be off, in words; empty where nobody said.
+        sha256: digest of the file it was read from, or of what it was estimated from, for provenance.
     """
 
     name: str
@@ -113,6 +123,8 @@ class Profile:
     violations: tuple[str, ...] = ()
     reasons: Mapping[str, str] = field(default_factory=dict)
     fit: FitReport | None = None
+    evidence: Evidence = Evidence.MEASURED
+    expected_error: str = ""
     sha256: str = ""
 
     def latency_at(self, tp: int) -> LatencyModel:
@@ -136,11 +148,14 @@ class Profile:
         return self.host.get(role, HostOverhead())
 
     def kv_tokens(self, parallelism: Parallelism) -> int:
-        """Return the KV capacity in tokens: listed, else memory minus weights; <= 0 where the model does not fit."""
+        """Return the KV capacity in tokens: listed, else memory minus weights; <= 0 where the model does not fit.
+
+        GPUs that hold copies of the same KV (multi-head latent attention, few KV heads) hold fewer tokens together.
+        """
         listed = self.kv_capacity_tokens.get(parallelism)
         if listed is not None:
             return listed
         if self.kv_bytes_per_gpu is None:
             return 0
         free_bytes = self.kv_bytes_per_gpu * parallelism.num_gpus - self.model.weight_bytes
-        return math.floor(free_bytes / self.model.kv_bytes_per_token)
+        return math.floor(free_bytes / (self.model.kv_bytes_per_token * self.model.kv_copies(parallelism.tp)))

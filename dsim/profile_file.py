@@ -17,7 +17,7 @@ from dsim.gpu import Gpu
 from dsim.latency import AffineDecode, AffineLatency, AffinePrefill, Bends, HostOverhead, LatencyModel, ValidRange
 from dsim.model import Model
 from dsim.pools import Parallelism, Role
-from dsim.profile import BatchLimits, FirstToken, Handover, Preemption, Profile
+from dsim.profile import BatchLimits, Evidence, FirstToken, Handover, Preemption, Profile
 from dsim.profile_fit import read_fit
 from dsim.table_latency import DecodeRow, PrefillTable, TableLatency
 from dsim.yamlfile import Field, Section, parse_yaml, read_bytes
@@ -31,6 +31,8 @@ _TOP_KEYS = (
     "model",
     "gpu",
     "engine",
+    "evidence",
+    "expected_error",
     "source",
     "valid_range",
     "latency",
@@ -83,7 +85,7 @@ def parse_profile(data: bytes, *, file: str) -> Profile:
     kv = top.section("kv").only(("capacity_tokens", "bytes_per_gpu", "block_tokens", "admission_watermark", "reason"))
     capacity, bytes_per_gpu = _capacity(kv, model=model, gpu=gpu)
     preemption, swap_bytes_per_s = _preemption(top.get("preemption"))
-    saturation, fit = top.get("saturation_tokens"), top.get("fit")
+    saturation, fit, evidence = top.get("saturation_tokens"), top.get("fit"), top.get("evidence")
     return Profile(
         name=f"{model.name}-{gpu.name}-{engine_name}",
         model=model,
@@ -108,6 +110,8 @@ def parse_profile(data: bytes, *, file: str) -> Profile:
         violations=_violations(top, latency=latency, model=model, gpu=gpu),
         reasons=_reasons(top),
         fit=None if fit is None else read_fit(fit),
+        evidence=Evidence.MEASURED if evidence is None else evidence.choice(Evidence),
+        expected_error=top.text("expected_error") if "expected_error" in top else "",
         sha256=hashlib.sha256(data).hexdigest(),
     )
 

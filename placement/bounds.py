@@ -11,6 +11,7 @@ from typing import TypeGuard, TypeVar, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from dsim.analytic import AnalyticLatency
 from dsim.latency import AffineLatency, AffinePrefill, HostOverhead, LatencyModel
 from dsim.options import Options
 from dsim.pools import Placement, Policy, Pool, Role
@@ -18,6 +19,7 @@ from dsim.profile import BatchLimits, FirstToken, Handover, Profile
 from dsim.slo import Slo
 from dsim.trace import Trace
 from placement.feasibility import LongestRequest
+from placement.floor import affine_floor
 
 Floats = NDArray[np.float64]
 Known = TypeVar("Known", float, Floats)
@@ -243,7 +245,7 @@ def _prefill_alone_s(pool: Pool, case: Case) -> Floats:
 def _prefill_work_s(pool: Pool, case: Case) -> float:
     """Return a lower limit of the time a request takes of its prefill instance's first stage; 0 where unknown."""
     profile, sample = case.profiles[pool.role], case.sample
-    latency = profile.latency_at(pool.parallelism.tp)
+    latency = _affine(profile.latency_at(pool.parallelism.tp))
     if not _bounded(latency):
         return 0.0
     host, p = profile.host_of(pool.role, pool.parallelism.pp), latency.prefill
@@ -269,7 +271,7 @@ def _decode_step_work_s(pool: Pool, case: Case) -> float:
     the fewer that is. So the least time is the larger of the two at the number of launches that suits it best.
     """
     profile, pp = case.profiles[pool.role], pool.parallelism.pp
-    latency = profile.latency_at(pool.parallelism.tp)
+    latency = _affine(profile.latency_at(pool.parallelism.tp))
     if not _bounded(latency):
         return 0.0
     fewest, steps, contexts = _decode_launches(pool, case)
@@ -310,7 +312,7 @@ def _decode_launches(pool: Pool, case: Case) -> tuple[float, float, float]:
 def _colocated_work_s(pool: Pool, case: Case) -> float:
     """Return a lower limit of the time a request takes of a colocated instance's busiest resource; 0 where unknown."""
     profile, sample = case.profiles[pool.role], case.sample
-    latency = profile.latency_at(pool.parallelism.tp)
+    latency = _affine(profile.latency_at(pool.parallelism.tp))
     if not _bounded(latency):
         return 0.0
     pp = pool.parallelism.pp
@@ -386,7 +388,7 @@ def _decode_floor(pool: Pool, case: Case) -> tuple[float, float]:
     """
     profile = case.profiles[pool.role]
     host = profile.host_of(pool.role, pool.parallelism.pp)
-    latency, requests = profile.latency_at(pool.parallelism.tp), _request_limit(pool, profile)
+    latency, requests = _affine(profile.latency_at(pool.parallelism.tp)), _request_limit(pool, profile)
     if isinstance(latency, AffineLatency):
         parts = [(latency.small, 1)]
         if requests >= latency.threshold_requests:
@@ -396,6 +398,11 @@ def _decode_floor(pool: Pool, case: Case) -> tuple[float, float]:
     else:
         fixed_s, slope_s = latency.decode_s(1, 1), 0.0
     return fixed_s + host.step_s + host.sequence_s, slope_s + host.token_s
+
+
+def _affine(latency: LatencyModel) -> LatencyModel:
+    """Return the model itself, or an affine one below it where it is analytic."""
+    return affine_floor(latency) if isinstance(latency, AnalyticLatency) else latency
 
 
 def _bounded(latency: LatencyModel) -> TypeGuard[AffineLatency]:

@@ -14,14 +14,15 @@ GOOD = {"--model": "13b", "--placement": "1xP:tp2pp1 + 1xD:tp1pp1", "--rate": "3
 
 # Option, value, words of the line. {dir} is a directory with the files that FILES lists.
 SIMULATE = [
-    ("--model", "14b", "--model: '14b' is not a known model; did you mean"),
+    ("--model", "12b", "--model: '12b' is not a known model; did you mean"),
     ("--model", "70b", "--model: '70b' names no model by itself; write one of llama-2-70b"),
     ("--model", "", "--model: '' needs the name of a model"),
-    ("--model", "opt-175b", "--model: 'opt-175b' has no published latency coefficients"),
-    ("--model", "llama-3-8b", "--model: 'llama-3-8b' has no latency profile; there are profiles for "),
+    ("--model", "qwen3.5-27b", "--model: 'qwen3.5-27b' has hybrid linear attention"),
+    ("--model", "none/config.json", "none/config.json: cannot be read: No such file or directory; check the path"),
     ("--gpu", "a101", "--gpu: 'a101' is not a known GPU; did you mean"),
     ("--gpu", "a100", "--gpu: 'a100' names no GPU by itself"),
-    ("--gpu", "h100", "--gpu: 'h100-sxm' has no latency profile for opt-13b; there is one on a100-80g"),
+    ("--gpu", "cpu", "--gpu: 'cpu' has no known efficiencies to estimate step times with; there are efficiencies for"),
+    ("--evidence", "kernels", "--evidence: 'kernels' has no profile of opt-13b on a100-80g; leave it out for the best"),
     ("--gpu", "", "--gpu: '' needs the name of a GPU"),
     ("--engine", "vlm", "--engine: 'vlm' has no latency profile for opt-13b on a100-80g; did you mean 'vllm'?"),
     ("--engine", "", "--engine: '' has no latency profile"),
@@ -131,7 +132,8 @@ SIMULATE = [
 
 SEARCH_GOOD = {"--model": "13b", "--slo": "ttft=0.4,tpot=0.1"}
 SEARCH = [
-    ("--model", "14b", "--model: '14b' is not a known model"),
+    ("--model", "12b", "--model: '12b' is not a known model"),
+    ("--evidence", "hearsay", "'hearsay' is not one of"),
     ("--gpu", "a101", "--gpu: 'a101' is not a known GPU"),
     ("--engine", "vlm", "--engine: 'vlm' has no latency profile"),
     ("--profile", "{dir}/cut.yaml", "cut.yaml:"),

@@ -129,7 +129,15 @@ UNITLESS_NAMES = {
 }
 
 #: Keys that a profile file may have and neither the shipped ones nor `FULL` do.
-RARE_KEYS = ("cached_tokens", "comm_share", "extrapolate", "request_context_tokens", "table")
+RARE_KEYS = (
+    "cached_tokens",
+    "comm_share",
+    "evidence",
+    "expected_error",
+    "extrapolate",
+    "request_context_tokens",
+    "table",
+)
 
 Entry = tuple[str, str]
 

@@ -7,7 +7,7 @@ import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dsim.cli.options import PrefillBatching
+from dsim.cli.options import EvidenceChoice, PrefillBatching
 from dsim.errors import InputError
 
 if TYPE_CHECKING:
@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from dsim.profile import Profile
 
 DEFAULT_GPU = "a100-80g"
-DEFAULT_ENGINE = "distserve"
 
 #: The library names what it was given; users know it by the option.
 _OPTIONS = {
@@ -88,9 +87,17 @@ def rate_per_s(text: str, option: str = "--rate") -> float:
     return value
 
 
-def profile_of(*, model: str | None, gpu: str | None, engine: str | None, file: Path | None) -> Profile:
-    """Return the shipped profile of these names, or the one in `file`, which must then agree with them."""
-    from dsim.catalog import find_gpu, find_model
+def profile_of(
+    *,
+    model: str | None,
+    gpu: str | None,
+    engine: str | None,
+    file: Path | None,
+    evidence: EvidenceChoice | None = None,
+) -> Profile:
+    """Return the profile of these names with the best evidence, or the one in `file`, which must agree with them."""
+    from dsim.catalog import find_gpu
+    from dsim.profile import Evidence
     from dsim.profile_file import load_profile
 
     if file is None:
@@ -98,13 +105,14 @@ def profile_of(*, model: str | None, gpu: str | None, engine: str | None, file: 
             raise InputError(
                 "--model", "is needed", hint="as in --model 13b (dsim models lists them), or give --profile FILE"
             )
-        from profiles.shipped import find_profile
+        from profiles.estimate import best_profile
 
-        return find_profile(
-            model, DEFAULT_GPU if gpu is None else gpu, engine=DEFAULT_ENGINE if engine is None else engine
-        )
+        wanted = None if evidence is None else Evidence(evidence.value)
+        return best_profile(model, DEFAULT_GPU if gpu is None else gpu, engine=engine, evidence=wanted)
     profile = load_profile(file)
-    if model is not None and model != profile.model.name and find_model(model).name != profile.model.name:
+    if evidence is not None and evidence.value != profile.evidence.value:
+        raise _contradiction("--evidence", evidence.value, f"its evidence is {profile.evidence.value}")
+    if model is not None and model != profile.model.name and _model_name(model) != profile.model.name:
         raise _contradiction("--model", model, f"the profile is for {profile.model.name}")
     if gpu is not None and gpu != profile.gpu.name and find_gpu(gpu).name != profile.gpu.name:
         raise _contradiction("--gpu", gpu, f"the profile is for {profile.gpu.name}")
@@ -163,13 +171,33 @@ def introduction(profile: Profile, *, asked: str | None) -> list[str]:
     return [
         f"{first} on {profile.gpu.name}, engine {profile.engine} ({profile.engine_version})",
         source_line(profile),
+        *evidence_lines(profile),
     ]
+
+
+def evidence_lines(profile: Profile) -> list[str]:
+    """Return how good the numbers are, where they are not measured steps, and what of the model is left out."""
+    lines = []
+    if profile.evidence.value != "measured":
+        error = f"; expected error of a step {profile.expected_error}" if profile.expected_error else ""
+        lines.append(f"evidence: {profile.evidence.value}, no measured steps{error}")
+    if profile.model.caveat:
+        lines.append(f"caveat: {profile.model.caveat}")
+    return lines
 
 
 def source_line(profile: Profile) -> str:
     """Return the profile's name and where its numbers come from."""
     source = textwrap.shorten(profile.source, 120, placeholder=" ...")
     return f"profile {profile.name} [{profile.sha256[:12]}]: {source}"
+
+
+def _model_name(model: str) -> str:
+    """Return the name of the model that `--model` names."""
+    from dsim.catalog import find_model
+    from dsim.hugging_face import is_config, read_config
+
+    return read_config(Path(model)).name if is_config(model) else find_model(model).name
 
 
 def _contradiction(option: str, value: str, rule: str) -> InputError:

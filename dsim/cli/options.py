@@ -20,6 +20,14 @@ class Format(enum.Enum):
     CSV = "csv"
 
 
+class EvidenceChoice(enum.Enum):
+    """As `dsim.profile.Evidence`, which takes long to import."""
+
+    MEASURED = "measured"
+    KERNELS = "kernels"
+    ROOFLINE = "roofline"
+
+
 class PrefillBatching(enum.Enum):
     """What limits the tokens of a prefill batch."""
 
@@ -79,13 +87,21 @@ Assignments = Annotated[
     ),
 ]
 ModelName = Annotated[
-    str | None, typer.Option("--model", "-m", metavar="NAME", help="The model, such as 13b; see dsim models.")
+    str | None,
+    typer.Option(
+        "--model", "-m", metavar="NAME", help="The model, such as 13b (see dsim models), or a Hugging Face config.json."
+    ),
 ]
 GpuName = Annotated[
     str | None, typer.Option("--gpu", metavar="NAME", help="The GPU; see dsim gpus. [default: a100-80g]")
 ]
 EngineName = Annotated[
-    str | None, typer.Option("--engine", metavar="NAME", help="The serving engine. [default: distserve]")
+    str | None,
+    typer.Option("--engine", metavar="NAME", help="The serving engine. [default: distserve if measured, else vllm]"),
+]
+EvidenceOption = Annotated[
+    EvidenceChoice | None,
+    typer.Option("--evidence", help="What step times must rest on. [default: the best there is]"),
 ]
 ProfileFile = Annotated[
     Path | None,

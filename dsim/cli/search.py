@@ -14,13 +14,24 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dsim.cli.config import rerun_text
-from dsim.cli.inputs import by_option, display_name, number_of, prefill_limit, profile_of, share, source_line, whole
+from dsim.cli.inputs import (
+    by_option,
+    display_name,
+    evidence_lines,
+    number_of,
+    prefill_limit,
+    profile_of,
+    share,
+    source_line,
+    whole,
+)
 from dsim.cli.options import (
     ArrivalsText,
     Assignments,
     Config,
     DryRun,
     EngineName,
+    EvidenceOption,
     Format,
     FormatOption,
     GpuName,
@@ -78,6 +89,7 @@ def search(
     gpu: GpuName = None,
     engine: EngineName = None,
     profile: ProfileFile = None,
+    evidence: EvidenceOption = None,
     colocated_engine: Annotated[
         str | None,
         typer.Option(
@@ -157,7 +169,7 @@ def search(
     whole("--seed", seed, at_least=0, at_most=2**32 - 1)
     workers = _cores() if jobs is None else whole("--jobs", jobs, at_least=1, at_most=1024)
     parse_slo(slo)
-    used = profile_of(model=model, gpu=gpu, engine=engine, file=profile)
+    used = profile_of(model=model, gpu=gpu, engine=engine, file=profile, evidence=evidence)
     colocated = _colocated_profile(used, engine=colocated_engine, file=colocated_profile)
     asked = _Asked(
         model=model,
@@ -241,6 +253,7 @@ def _cores() -> int:
 def _colocated_profile(used: Profile, *, engine: str | None, file: Path | None) -> Profile:
     """Return the profile of colocated placements: the measured one where the other engine only runs disaggregated."""
     from dsim.profile_file import load_profile
+    from profiles.estimate import estimated_profile
     from profiles.shipped import find_profile, shipped_profiles
 
     if file is not None:
@@ -262,6 +275,8 @@ def _colocated_profile(used: Profile, *, engine: str | None, file: Path | None) 
     if engine == used.engine:
         return used
     try:
+        if used.evidence.value == "roofline":
+            return estimated_profile(used.model, used.gpu, engine=engine.strip().lower())
         return find_profile(used.model.name, used.gpu.name, engine=engine)
     except InputError as error:
         raise InputError("--colocated-engine", error.rule, value=engine, hint=error.hint) from None
@@ -408,7 +423,14 @@ def _described(asked: _Asked, question: Question) -> dict[str, Any]:
         "workload": asked.workload,
         "arrivals": asked.arrivals,
         "profiles": {
-            role.name.lower(): {"name": p.name, "engine": p.engine, "sha256": p.sha256, "source": p.source}
+            role.name.lower(): {
+                "name": p.name,
+                "engine": p.engine,
+                "sha256": p.sha256,
+                "source": p.source,
+                "evidence": p.evidence.value,
+                "expected_error": p.expected_error,
+            }
             for role, p in question.profiles.items()
             if role in question.roles
         },
@@ -426,6 +448,9 @@ def _introduction(asked: _Asked, question: Question) -> list[str]:
     for role, kind in roles.items():
         if role in question.roles:
             lines.append(f"{kind}: {source_line(question.profiles[role])}")
+    lines += dict.fromkeys(
+        line for role in roles if role in question.roles for line in evidence_lines(question.profiles[role])
+    )
     cluster = question.cluster
     nodes = f"{number_of(cluster.num_nodes, 'node')} of {cluster.gpus_per_node}"
     lines.append(

@@ -18,6 +18,7 @@ from dsim.cli.options import (
     Config,
     DryRun,
     EngineName,
+    EvidenceOption,
     Format,
     FormatOption,
     GpuName,
@@ -66,6 +67,7 @@ def simulate(
     gpu: GpuName = None,
     engine: EngineName = None,
     profile: ProfileFile = None,
+    evidence: EvidenceOption = None,
     slo: Annotated[str | None, SloOption] = None,
     rate: Annotated[
         str | None, typer.Option("--rate", "-r", metavar="RATE", help="Requests per second of all instances together.")
@@ -163,7 +165,7 @@ def simulate(
     """Simulate one placement under one workload and print its latencies."""
     del config, assignments
     whole("--seed", seed, at_least=0, at_most=2**32 - 1)
-    used = profile_of(model=model, gpu=gpu, engine=engine, file=profile)
+    used = profile_of(model=model, gpu=gpu, engine=engine, file=profile, evidence=evidence)
     limits = None if slo is None else parse_slo(slo)
     placed = _placement(placement, policy=policy, token_budget=token_budget)
     used = _with_kv_blocks(used, placed, kv_blocks)
@@ -476,7 +478,13 @@ def _described(asked: _Run) -> dict[str, Any]:
         "hugging_face": profile.model.hugging_face,
         "gpu": profile.gpu.name,
         "engine": profile.engine,
-        "profile": {"name": profile.name, "sha256": profile.sha256, "source": profile.source},
+        "profile": {
+            "name": profile.name,
+            "sha256": profile.sha256,
+            "source": profile.source,
+            "evidence": profile.evidence.value,
+            "expected_error": profile.expected_error,
+        },
         "extrapolated": asked.extrapolate,
         "slo": None if slo is None else {"ttft_s": slo.ttft_s, "tpot_s": slo.tpot_s, "e2e_s": slo.e2e_s},
         "traffic": asked.traffic.described,

@@ -1,0 +1,217 @@
+"""Profiles of what nobody timed: analytic step times, an engine's defaults, and KV capacity from memory."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Final
+
+from dsim.analytic import AnalyticLatency, analytic_latency, find_efficiency
+from dsim.catalog import find_gpu, find_model
+from dsim.errors import InputError, nearest
+from dsim.gpu import Gpu
+from dsim.hugging_face import is_config, read_config
+from dsim.latency import HostOverhead, ValidRange
+from dsim.model import Model
+from dsim.pools import Parallelism, Role
+from dsim.profile import BatchLimits, Evidence, FirstToken, Handover, Preemption, Profile
+from profiles.kernels.hosts import HOSTS, HostConstants
+from profiles.shipped import find_profile, shipped_profiles
+
+#: Engines looked for where none is named, in this order.
+DEFAULT_ENGINES: Final = ("distserve", "vllm")
+#: Largest tensor and pipeline parallel degrees looked at.
+_MOST_TP, _MOST_PP = 16, 16
+#: Share of the intra-node link that a transfer reaches, as in profile files that say nothing.
+_LINK_SHARE = 0.8
+#: GPU memory that CUDA, NCCL and captured graphs take beside weights, activations and KV (vLLM's start-up log: 0.6 to
+#: 1.5 GiB).
+_CONTEXT_BYTES = 1e9
+#: Prompt tokens at which Lm is looked for, and the share of the best rate that it must reach (as in fitted profiles).
+_LM_TOKENS: Final = (32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
+_LM_SHARE = 0.8
+#: Mean errors of whole steps, of the 254 static batches of TensorRT-LLM 0.9 that tests/test_analytic.py compares with.
+_DENSE_ERROR = "about 10 % (Llama-2 in 16 bits on A100 and H100 under TensorRT-LLM 0.9: prefill 8 %, decode 8 %)"
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """What an engine does unless told otherwise.
+
+    Args:
+        memory_share: of the GPU's memory that it uses in all.
+        tokens, requests: limits of a step on large GPUs; on small ones (below 70 GiB, and A100) 2048 and 256.
+        source: where these are written.
+    """
+
+    memory_share: float
+    tokens: int
+    requests: int
+    source: str
+
+
+ENGINES: Final[Mapping[str, Engine]] = MappingProxyType(
+    {
+        "vllm": Engine(0.9, 8192, 1024, "vLLM 0.1x: gpu_memory_utilization, max_num_batched_tokens, max_num_seqs"),
+        "sglang": Engine(0.88, 8192, 1024, "SGLang 0.5: mem_fraction_static, chunked_prefill_size"),
+        "trtllm": Engine(0.9, 8192, 2048, "TensorRT-LLM 1.0: free_gpu_memory_fraction, max_num_tokens, max_batch_size"),
+    }
+)
+_SMALL_GPU_BYTES, _SMALL_TOKENS, _SMALL_REQUESTS = 70 * 2**30, 2048, 256
+
+
+def best_profile(model: str, gpu: str, *, engine: str | None = None, evidence: Evidence | None = None) -> Profile:
+    """Return the profile with the best evidence: a shipped one, else an estimate.
+
+    Args:
+        model: a name, or the path of a Hugging Face `config.json`.
+        engine: None: DistServe's where it was measured, else vLLM.
+        evidence: None: the best there is.
+
+    Raises:
+        InputError: no such model or GPU, or no profile with this evidence.
+    """
+    if is_config(model):
+        known_model, known_gpu = read_config(Path(model)), find_gpu(gpu)
+        names: list[str] = []
+    else:
+        known_model, known_gpu = find_model(model), find_gpu(gpu)
+        names = [name for name, _ in shipped_profiles()]
+    for candidate in DEFAULT_ENGINES if engine is None else (engine.strip().lower(),):
+        if f"{known_model.name}-{known_gpu.name}-{candidate}" in names and evidence is not Evidence.ROOFLINE:
+            profile = find_profile(known_model.name, known_gpu.name, engine=candidate)
+            if evidence in {None, profile.evidence}:
+                return profile
+    if evidence in {Evidence.MEASURED, Evidence.KERNELS}:
+        what = f"{known_model.name} on {known_gpu.name}" + ("" if engine is None else f" under {engine}")
+        hint = "leave it out for the best there is, or give --profile FILE (docs/profiles.md)"
+        raise InputError("--evidence", f"has no profile of {what}", value=evidence.value, hint=hint)
+    wanted = DEFAULT_ENGINES[-1] if engine is None else engine.strip().lower()
+    if wanted not in ENGINES and names:
+        # What is shipped says what there is to choose from.
+        return find_profile(known_model.name, known_gpu.name, engine=wanted)
+    return estimated_profile(known_model, known_gpu, engine=wanted)
+
+
+def estimated_profile(model: Model, gpu: Gpu, *, engine: str = "vllm") -> Profile:
+    """Return a profile with analytic step times for every tensor parallel degree that divides the model.
+
+    Raises:
+        InputError: no such engine, or a GPU about whose kernels nothing is known.
+    """
+    defaults, host = ENGINES.get(engine), HOSTS.get(engine)
+    if defaults is None or host is None:
+        rule = f"has no profile for {model.name} on {gpu.name}, and its step times cannot be estimated"
+        raise InputError("--engine", rule, value=engine, hint=f"{nearest(engine, ENGINES)} or give --profile FILE")
+    limits = _limits(defaults, gpu)
+    valid = ValidRange(chunk_tokens=model.context_tokens, decode_requests=limits.requests)
+    degrees = [tp for tp in range(1, _MOST_TP + 1) if _divides(model, tp)]
+    latency = {tp: analytic_latency(model, gpu, tp, valid_range=valid) for tp in degrees}
+    usable = defaults.memory_share * gpu.memory_bytes
+    expected = expected_error(model, gpu)
+    return Profile(
+        name=f"{model.name}-{gpu.name}-{engine}-roofline",
+        model=model,
+        gpu=gpu,
+        engine=engine,
+        engine_version="estimated",
+        source=_source(gpu, defaults, host),
+        latency=latency,
+        host=_host(host),
+        request_s=host.request_s,
+        limits={
+            Role.PREFILL: BatchLimits(tokens=limits.tokens, requests=limits.requests),
+            Role.DECODE: BatchLimits(requests=limits.requests),
+            Role.COLOCATED: limits,
+        },
+        handover=Handover(
+            FirstToken.PREFILL,
+            stalls_decode=False,
+            latency_s=0.001,
+            bandwidth_bytes_per_s=_LINK_SHARE * gpu.nvlink_bytes_per_s,
+        ),
+        preemption=Preemption.RECOMPUTE,
+        kv_capacity_tokens=_capacities(model, degrees, usable, limits),
+        kv_bytes_per_gpu=usable - _CONTEXT_BYTES,
+        saturation_tokens=_saturation_tokens(latency[degrees[0]]),
+        evidence=Evidence.ROOFLINE,
+        expected_error=expected,
+        sha256=hashlib.sha256(repr((model, gpu, engine, find_efficiency(gpu))).encode()).hexdigest(),
+    )
+
+
+def expected_error(model: Model, gpu: Gpu) -> str:
+    """Return how far analytic step times may be off, in words."""
+    efficiency = find_efficiency(gpu)
+    if efficiency.like:
+        return f"unknown: no kernels of {gpu.name} were timed, {efficiency.like}'s shares of the datasheet are taken"
+    if model.experts is None and model.quantization is None and model.latent_attention is None:
+        return _DENSE_ERROR
+    errors = analytic_latency(model, gpu, 1).kernel_errors
+    worst = max(errors, key=lambda kind: errors[kind])
+    return f"about {errors[worst]:.0%} (that of its {worst}, the least certain kernels); no whole steps to compare with"
+
+
+def _divides(model: Model, tp: int) -> bool:
+    experts = model.experts
+    widths = [model.attention_heads, model.ffn_size if model.dense_layers else 0]
+    if experts is not None:
+        widths += [experts.ffn_size, experts.shared_ffn_size]
+    kv = model.latent_attention is not None or model.kv_heads % tp == 0 or tp % model.kv_heads == 0
+    return kv and not any(width % tp for width in widths)
+
+
+def _limits(engine: Engine, gpu: Gpu) -> BatchLimits:
+    if gpu.memory_bytes < _SMALL_GPU_BYTES or gpu.name.startswith("a100"):
+        return BatchLimits(min(engine.tokens, _SMALL_TOKENS), min(engine.requests, _SMALL_REQUESTS))
+    return BatchLimits(engine.tokens, engine.requests)
+
+
+def _host(host: HostConstants) -> dict[Role, HostOverhead]:
+    launch = HostOverhead(step_s=host.step_s, sequence_s=host.sequence_s)
+    prefill = HostOverhead(step_s=host.step_s, sequence_s=host.sequence_s + host.prompt_s)
+    return {Role.PREFILL: prefill, Role.DECODE: launch, Role.COLOCATED: launch}
+
+
+def _capacities(model: Model, degrees: Sequence[int], usable: float, limits: BatchLimits) -> dict[Parallelism, int]:
+    """Return KV tokens where the weights leave room, as engines find out with a step of the largest size."""
+    capacities = {}
+    for tp in degrees:
+        widths = 4 * model.hidden_size + 2 * max(model.ffn_size, _expert_width(model)) / tp
+        logits = 2 * 4 * limits.requests * model.vocabulary / tp
+        rest_bytes = _CONTEXT_BYTES + 2 * limits.tokens * widths + logits
+        for pp in range(1, _MOST_PP + 1):
+            if model.layers % pp:
+                continue
+            # The fullest stage has the output head, or the embedding.
+            free_bytes = usable - rest_bytes - model.weight_bytes / (tp * pp)
+            token_bytes = model.kv_bytes_per_token * model.kv_copies(tp) / (tp * pp)
+            tokens = int(free_bytes // token_bytes)
+            if tokens > 0:
+                capacities[Parallelism(tp, pp)] = tokens
+    return capacities
+
+
+def _expert_width(model: Model) -> int:
+    experts = model.experts
+    return 0 if experts is None else experts.per_token * experts.ffn_size + experts.shared_ffn_size
+
+
+def _saturation_tokens(latency: AnalyticLatency) -> int:
+    """Return Lm: the fewest prompt tokens that reach 80 % of the best rate."""
+    rates = {tokens: tokens / latency.prefill_s([(tokens, 0)]) for tokens in _LM_TOKENS}
+    best = max(rates.values())
+    reached = [tokens for tokens, rate in rates.items() if rate >= _LM_SHARE * best]
+    return reached[0]
+
+
+def _source(gpu: Gpu, engine: Engine, host: HostConstants) -> str:
+    efficiency = find_efficiency(gpu)
+    like = f" ({efficiency.like}'s, for want of its own)" if efficiency.like else ""
+    return (
+        f"roofline estimate: datasheet of {gpu.name} and shares of it that kernels reach{like}, fitted to "
+        f"{efficiency.source}; limits and memory: {engine.source}; {host.source}"
+    )

@@ -1,0 +1,118 @@
+"""Profiles of what nobody timed: which one is taken, what an estimate says of itself, and its KV capacity."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from dsim.catalog import find_gpu, find_model, models
+from dsim.contract import find_violations
+from dsim.errors import InputError
+from dsim.pools import Parallelism, Role
+from dsim.profile import Evidence
+from profiles.estimate import ENGINES, best_profile, estimated_profile, expected_error
+from profiles.shipped import find_profile
+from tests.cli import Cli
+from tests.test_hugging_face import QWEN3
+
+
+def test_a_measured_profile_is_taken_where_there_is_one() -> None:
+    for name in ("13b", "66b"):
+        assert best_profile(name, "a100-80g") == find_profile(name, "a100-80g", engine="distserve")
+        assert best_profile(name, "a100-80g", engine="vllm") == find_profile(name, "a100-80g", engine="vllm")
+    assert best_profile("llama-2-70b", "h100", engine="vllm-2023").evidence is Evidence.MEASURED
+
+
+def test_otherwise_step_times_are_estimated() -> None:
+    profile = best_profile("opt-175b", "a100-80g")
+    assert (profile.evidence, profile.engine) == (Evidence.ROOFLINE, "vllm")
+    assert profile.name == "opt-175b-a100-80g-vllm-roofline"
+    assert profile.source.startswith("roofline estimate: datasheet of a100-80g and shares of it that kernels reach")
+    forced = best_profile("13b", "a100-80g", evidence=Evidence.ROOFLINE)
+    assert forced.evidence is Evidence.ROOFLINE
+    with pytest.raises(InputError, match="--evidence: 'measured' has no profile of opt-175b on a100-80g"):
+        best_profile("opt-175b", "a100-80g", evidence=Evidence.MEASURED)
+    with pytest.raises(InputError, match="--engine: 'vlm' has no latency profile for opt-13b on a100-80g; did you"):
+        best_profile("13b", "a100-80g", engine="vlm")
+
+
+def test_what_an_estimate_says_of_its_error() -> None:
+    def error(model: str, gpu: str) -> str:
+        return expected_error(find_model(model), find_gpu(gpu))
+
+    assert error("llama-3.1-8b", "h100").startswith("about 10 % (Llama-2 in 16 bits on A100 and H100")
+    assert "(that of its experts, the least certain kernels)" in error("mixtral-8x7b", "h100")
+    assert error("llama-3.1-8b", "mi300x").startswith("unknown: no kernels of mi300x were timed, h100-sxm's")
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_an_estimate_keeps_the_contract(engine: str) -> None:
+    profile = estimated_profile(find_model("qwen3-32b"), find_gpu("h200"), engine=engine)
+    assert sorted(profile.latency) == [1, 2, 4, 8, 16]
+    for tp, latency in profile.latency.items():
+        assert find_violations(latency, model=profile.model, gpu=profile.gpu, tp=tp) == []
+    assert profile.host[Role.DECODE].step_s > 0
+    assert 128 <= (profile.saturation_tokens or 0) <= 1024
+
+
+@pytest.mark.parametrize(
+    ("model", "gpu", "tokens"),
+    [
+        # What vLLM 0.30 and 0.19 said when they started (tgarg01/silybench-data; casys-kaist/LLMServingSim).
+        ("qwen3-8b", "h100", 377_024),
+        ("llama-3.1-8b", "rtx-pro-6000", 36_578 * 16),
+    ],
+)
+def test_kv_capacity_is_what_engines_find(model: str, gpu: str, tokens: int) -> None:
+    profile = estimated_profile(find_model(model), find_gpu(gpu))
+    assert profile.kv_tokens(Parallelism(1, 1)) == pytest.approx(tokens, rel=0.05)
+
+
+def test_copies_of_latent_kv_take_room() -> None:
+    profile = estimated_profile(find_model("deepseek-v3"), find_gpu("h200"))
+    with_tp, with_pp = profile.kv_tokens(Parallelism(16, 1)), profile.kv_tokens(Parallelism(8, 1))
+    assert with_pp < with_tp < 2 * with_pp
+    assert profile.kv_tokens(Parallelism(1, 1)) <= 0
+
+
+def test_every_model_can_be_estimated() -> None:
+    for model in models():
+        profile = estimated_profile(model, find_gpu("b200"))
+        assert profile.latency
+        assert len(profile.sha256) == 64
+        assert profile.expected_error
+
+
+def test_a_config_file_is_a_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(QWEN3))
+    cli = Cli(capsys)
+    arguments = [
+        "simulate",
+        "--model",
+        str(path),
+        "--gpu",
+        "h100",
+        "--placement",
+        "1xC:tp1pp1",
+        "--rate",
+        "4",
+        "-n",
+        "50",
+    ]
+    shown = cli(*arguments).out
+    assert "Qwen3-8B (Qwen/Qwen3-8B) on h100-sxm, engine vllm (estimated)" in shown
+    assert "evidence: roofline, no measured steps; expected error of a step about 10 %" in shown
+    answer = json.loads(cli(*arguments, "--format", "json").out)
+    assert answer["profile"]["evidence"] == "roofline"
+    assert answer["model"] == "qwen3-8b"
+
+
+def test_caveats_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    cli = Cli(capsys)
+    arguments = ["search", "--model", "deepseek-v3.2", "--gpu", "h200", "--slo", "ttft=2,tpot=0.1", "--dry-run"]
+    shown = cli(*arguments).out
+    assert "caveat: its sparse attention indexer (DSA) is not modelled" in shown
+    assert shown.count("evidence: roofline") == 1
