@@ -91,11 +91,12 @@ def build(package: KernelPackage, question: Question, *, note: Callable[[str], N
 
 def _head(package: KernelPackage, question: Question, kernels: dict[int, Kernels]) -> dict[str, object]:
     model, gpu = question.shape.model, question.gpu
-    version = next(iter(kernels.values())).sources["products"].kernels.partition(" ")[2]
+    used = [source for one in kernels.values() for source in one.sources.values()]
+    own = sorted({source.version for source in used if source.engine == question.engine})
     return {
         "model": model.name,
         "gpu": gpu.name,
-        "engine": {"name": question.engine, "version": version},
+        "engine": {"name": question.engine, "version": ", ".join(own) or "kernels of other engines"},
         "source": f"composed from kernel times of {PACKAGE} {package.version} ({package.system})",
         "licence": "Apache-2.0",
         "dtype": "bf16",

@@ -20,18 +20,15 @@ PACKAGE: Final = "aiconfigurator-core"
 _MODULE = "aiconfigurator_core"
 _HINT = "pip install 'dsim[kernels]'"
 
-#: Directory of the tables by GPU of the catalog.
+#: Directory of the tables by GPU of the catalog; the package knows more of which it has no matrix products.
 SYSTEMS: Final[Mapping[str, str]] = {
     "a100-80g": "a100_sxm",
-    "a100-80g-pcie": "a100_pcie",
     "b200-sxm": "b200_sxm",
     "b300-sxm": "b300_sxm",
     "gb200": "gb200",
     "gb300": "gb300",
-    "h100-pcie": "h100_pcie",
     "h100-sxm": "h100_sxm",
     "h200-sxm": "h200_sxm",
-    "l4": "l4",
     "l40s": "l40s",
     "rtx-pro-6000-server": "rtx_pro_6000_server",
 }

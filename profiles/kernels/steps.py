@@ -34,6 +34,9 @@ TRAFFIC_SHARE: Final = 0.8
 #: Source: Llama-70B in 16 bits on 4 H100 under vLLM 0.15 takes 17.4 ms a step at batch 1, its kernels and the host work
 #: of vLLM 15.1 ms, with 161 all-reduces; TensorRT-LLM 0.9's rows of 2 to 8 GPUs say 12 µs as well.
 WAIT_S: Final = 12e-6
+#: No kernel reads weights or KV faster than at this share of the memory's rate, which the best of them reach: timed
+#: alone again and again, it finds in the L2 cache what a step has to fetch (an L40S's holds a whole layer's).
+STREAM_SHARE: Final = 0.93
 ALL_REDUCE: Final = "all-reduce"
 #: Engines capture graphs up to about this many tokens of a step.
 _CAPTURED_TOKENS = 512
@@ -77,6 +80,7 @@ class KernelSteps:
         self._all_reduce = all_reduce
         self._experts = experts
         self._bytes_per_s = TRAFFIC_SHARE * gpu.hbm_bytes_per_s
+        self._stream_bytes_per_s = STREAM_SHARE * gpu.hbm_bytes_per_s
         self._kv_bytes = 2 * rank.kv_heads * model.head_dim * model.dtype_bytes
         h = model.hidden_size
         self._products = [*_attention_products(shape, rank)]
@@ -114,8 +118,14 @@ class KernelSteps:
 
     def decode_parts(self, requests: int, context_tokens: float) -> list[Part]:
         """Return what each kind of kernel takes of a decode step."""
-        attention = self._decode.seconds(requests, context_tokens / requests)
-        return self._parts(requests, requests, attention)
+        attention_s = self._decode.seconds(requests, context_tokens / requests)
+        attention_s = max(attention_s, context_tokens * self._kv_bytes / self._stream_bytes_per_s)
+        return self._parts(requests, requests, attention_s)
+
+    def _product_s(self, tokens: int, n: int, k: int) -> float:
+        """Seconds of a product with n x k weights."""
+        weights_s = n * k * self.model.dtype_bytes / self._stream_bytes_per_s
+        return max(self._gemms.seconds(tokens, n, k), weights_s)
 
     def _chunk_s(self, n: int, tokens: int, cached: int) -> float:
         """Seconds of one layer's attention of `n` chunks; nobody timed chunks after cached tokens.
@@ -131,12 +141,12 @@ class KernelSteps:
 
     def _parts(self, tokens: int, sequences: int, attention_s: float) -> list[Part]:
         layers, model = self.model.layers, self.model
-        gemms = sum(self._gemms.seconds(tokens, n, k) for n, k in self._products)
+        gemms = sum(self._product_s(tokens, n, k) for n, k in self._products)
         parts = [
             Part("products", layers * gemms),
             Part("attention", layers * attention_s),
             Part("element-wise", layers * self._small_s(tokens)),
-            Part("head", self._gemms.seconds(sequences, self.rank.vocabulary, model.hidden_size)),
+            Part("head", self._product_s(sequences, self.rank.vocabulary, model.hidden_size)),
         ]
         if self._experts is not None:
             parts.append(Part("experts", model.expert_layers * self._experts.at(tokens)))

@@ -56,18 +56,24 @@ class Source:
     """Where kernel times are from.
 
     Args:
-        kernels: engine, version and what was done to the times, in words.
         table: path below the package's data directory, and digest.
+        note: what was done to the times.
     """
 
-    kernels: str
+    engine: str
+    version: str
     table: str
+    note: str = ""
 
     @classmethod
     def of(cls, table: Table, note: str = "") -> Source:
         """Return the source of a table's times."""
-        label = f"{table.engine} {table.version}" + (f", {note}" if note else "")
-        return cls(label, f"{table.path} sha256 {table.sha256}")
+        return cls(table.engine, table.version, f"{table.path} sha256 {table.sha256}", note)
+
+    @property
+    def kernels(self) -> str:
+        """Engine, version and what was done to the times, in words."""
+        return f"{self.engine} {self.version}" + (f", {self.note}" if self.note else "")
 
 
 def _curves(table: Table, keys: Sequence[str], size: str, *, power: int = 1) -> dict[tuple[float, ...], Curve]:
