@@ -13,7 +13,7 @@ import yaml
 from dsim.gpu import Gpu
 from dsim.latency import AffineDecode, AffineLatency, Bends, ValidRange
 from dsim.model import Model
-from dsim.profile import Profile
+from dsim.profile import Evidence, Profile
 from dsim.profile_file import parse_profile
 from dsim.profile_fit import Fit, FitError
 from profiles.fit import FittedRows, TpFit
@@ -35,6 +35,8 @@ class Subject:
         host_step_s: driver time of a launch that the step times include and that is taken out of the kernel constants.
         host: the whole `host` section, where something other than the rows says it.
         range_reason: what the rows span, where it is more than was timed.
+        evidence: what the rows are.
+        expected_error: how far steps may be off, in words; empty where nobody said.
     """
 
     model: Model
@@ -45,6 +47,8 @@ class Subject:
     host_step_s: float = 0.0
     host: Mapping[str, object] | None = None
     range_reason: str = "what the rows span, over all tensor parallel degrees"
+    evidence: Evidence = Evidence.MEASURED
+    expected_error: str = ""
 
 
 def profile_text(fitted: FittedRows, rows: Rows, rows_bytes: bytes, *, name: str, subject: Subject) -> str:
@@ -87,6 +91,7 @@ def _content(fitted: FittedRows, rows: Rows, rows_bytes: bytes, *, name: str, su
         "model": _model(subject.model),
         "gpu": _gpu(subject.gpu),
         "engine": {"name": subject.engine, "version": subject.engine_version},
+        **_evidence(subject),
         "source": source,
         "valid_range": {**_range(valid), "reason": subject.range_reason},
         "latency": {
@@ -231,6 +236,15 @@ def _model(model: Model) -> object:
     from dsim.catalog import model_entry, models
 
     return model.name if model in models() else model_entry(model)
+
+
+def _evidence(subject: Subject) -> dict[str, object]:
+    """Return the keys that say how good the numbers are, where there is something to say."""
+    measured = subject.evidence is Evidence.MEASURED
+    return {
+        **({} if measured else {"evidence": subject.evidence.value}),
+        **({"expected_error": subject.expected_error} if subject.expected_error else {}),
+    }
 
 
 def _gpu(gpu: Gpu) -> object:

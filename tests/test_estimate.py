@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 from pathlib import Path
 
@@ -16,6 +17,9 @@ from profiles.estimate import ENGINES, best_profile, estimated_profile, expected
 from profiles.shipped import find_profile
 from tests.cli import Cli
 from tests.test_hugging_face import QWEN3
+
+SHARED = Path(__file__).parents[2] / "shared" / "data" / "truth"
+needs_shared = pytest.mark.skipif(not SHARED.is_dir(), reason="needs the measured facts beside the repository")
 
 
 def test_a_measured_profile_is_taken_where_there_is_one() -> None:
@@ -42,9 +46,28 @@ def test_what_an_estimate_says_of_its_error() -> None:
     def error(model: str, gpu: str) -> str:
         return expected_error(find_model(model), find_gpu(gpu))
 
-    assert error("llama-3.1-8b", "h100").startswith("about 10 % (Llama-2 in 16 bits on A100 and H100")
+    assert error("llama-3.1-8b", "h100").startswith("about 10 % (16 bits; Llama-2 on A100 and H100")
+    assert error("llama-3.1-8b", "h200").startswith("about 12 % (that of its prefill attention, the least certain")
     assert "(that of its experts, the least certain kernels)" in error("mixtral-8x7b", "h100")
     assert error("llama-3.1-8b", "mi300x").startswith("unknown: no kernels of mi300x were timed, h100-sxm's")
+
+
+@needs_shared
+def test_decode_steps_of_vllm() -> None:
+    """Median gaps between tokens of vLLM 0.30, whose host work was fitted to the eight runs called chat."""
+    profile = estimated_profile(find_model("qwen3-8b"), find_gpu("h100"))
+    latency, host = profile.latency_at(1), profile.host[Role.DECODE]
+    with (SHARED / "silybench_qwen3_8b_h100.csv").open(newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    errors = []
+    for row in rows:
+        users, context = int(row["concurrency"]), int(row["input_len"]) + int(row["output_len"]) // 2
+        # Beyond that prompts in between, or memory, decide what runs together.
+        if row["workload"] != "chat" and users <= 64 and users * context < profile.kv_tokens(Parallelism(1, 1)) / 2:
+            step_s = latency.decode_s(users, users * context) + host.launch_s(users, 0)
+            errors.append(abs(step_s * 1e3 / float(row["itl_median_ms"]) - 1))
+    assert len(errors) == 23
+    assert sum(errors) / len(errors) == pytest.approx(0.016, abs=0.005)
 
 
 @pytest.mark.parametrize("engine", ENGINES)

@@ -159,8 +159,21 @@ def display_name(model: Model) -> str:
     >>> display_name(find_model("13b")), display_name(find_model("llama-3.1-8b"))
     ('OPT-13B', 'Llama-3.1-8B')
     """
+    if model.name.startswith("gpt-oss"):
+        return model.name
+    words = {
+        "opt": "OPT",
+        "glm": "GLM",
+        "fp8": "FP8",
+        "deepseek": "DeepSeek",
+        "minimax": "MiniMax",
+        "codellama": "CodeLlama",
+    }
     parts = model.name.split("-")
-    return "-".join(part.upper() if part == "opt" or part[:1].isdigit() else part.capitalize() for part in parts)
+    return "-".join(
+        words.get(part) or (part.upper() if part[:1].isdigit() or part[1:2].isdigit() else part.capitalize())
+        for part in parts
+    )
 
 
 def introduction(profile: Profile, *, asked: str | None) -> list[str]:

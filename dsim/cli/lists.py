@@ -19,8 +19,8 @@ def models(*, output_format: FormatOption = Format.TABLE, no_color: NoColor = Fa
 
     known = all_models()
     table = Table(
-        ["<name", "<Hugging Face", "parameters", "layers", "hidden", "heads", "KV heads", "context", "KV B/token",
-         "weights GiB", "<also"]
+        ["<name", "<Hugging Face", "parameters", "active", "layers", "hidden", "heads", "KV heads", "context",
+         "KV B/token", "weights GiB", "<also"]
     )  # fmt: skip
     for model in known:
         table.rows.append(
@@ -28,6 +28,7 @@ def models(*, output_format: FormatOption = Format.TABLE, no_color: NoColor = Fa
                 model.name,
                 model.hugging_face,
                 f"{model.parameters / 1e9:.2f}e9",
+                "" if model.experts is None else f"{model.active_parameters / 1e9:.2f}e9",
                 str(model.layers),
                 str(model.hidden_size),
                 str(model.attention_heads),
@@ -44,6 +45,7 @@ def models(*, output_format: FormatOption = Format.TABLE, no_color: NoColor = Fa
             "aliases": list(model.aliases),
             "hugging_face": model.hugging_face,
             "parameters": model.parameters,
+            "active_parameters": model.active_parameters,
             "layers": model.layers,
             "hidden_size": model.hidden_size,
             "attention_heads": model.attention_heads,
@@ -52,6 +54,7 @@ def models(*, output_format: FormatOption = Format.TABLE, no_color: NoColor = Fa
             "context_tokens": model.context_tokens,
             "kv_bytes_per_token": model.kv_bytes_per_token,
             "weight_bytes": model.weight_bytes,
+            "caveat": model.caveat,
             "source": model.source,
         }
         for model in known
