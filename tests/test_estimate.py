@@ -13,8 +13,9 @@ from dsim.contract import find_violations
 from dsim.errors import InputError
 from dsim.pools import Parallelism, Role
 from dsim.profile import Evidence
+from dsim.profile_file import load_profile
 from profiles.estimate import ENGINES, best_profile, estimated_profile, expected_error
-from profiles.shipped import find_profile
+from profiles.shipped import find_profile, shipped_profiles
 from tests.cli import Cli
 from tests.test_hugging_face import QWEN3
 
@@ -139,3 +140,15 @@ def test_caveats_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
     shown = cli(*arguments).out
     assert "caveat: its sparse attention indexer (DSA) is not modelled" in shown
     assert shown.count("evidence: roofline") == 1
+
+
+def test_kernels_are_better_than_estimates_and_say_what_they_are() -> None:
+    profile = best_profile("llama-3.1-70b", "h100")
+    assert (profile.evidence, profile.engine) == (Evidence.KERNELS, "vllm")
+    assert profile.expected_error.startswith("4 to 7 %")
+    for name, path in shipped_profiles():
+        profile = load_profile(path)
+        composed = profile.source.startswith("composed from kernel times")
+        assert profile.evidence is (Evidence.KERNELS if composed else Evidence.MEASURED), name
+    with pytest.raises(InputError, match=r"--evidence: 'measured' has no profile of llama-3\.1-70b on h100-sxm"):
+        best_profile("llama-3.1-70b", "h100", evidence=Evidence.MEASURED)

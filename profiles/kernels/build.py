@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from dsim.errors import InputError
 from dsim.gpu import Gpu
+from dsim.profile import Evidence
 from profiles.export import Subject, profile_text
 from profiles.fit import FittedRows, TpFit, fit_rows
 from profiles.kernels.hosts import HOSTS, NOTHING, HostConstants
@@ -62,14 +63,7 @@ def build(package: KernelPackage, question: Question, *, note: Callable[[str], N
     failed: list[InputError] = []
     for tp in question.tps:
         try:
-            steps, used = find_steps(
-                package,
-                question.engine,
-                question.shape,
-                question.gpu,
-                tp,
-                prefill_tokens=question.reach.prefill_tokens,
-            )
+            steps, used = find_steps(package, question.engine, question.shape, question.gpu, tp)
         except InputError as error:
             failed.append(error)
             note(f"tp {tp} is left out: {error}")
@@ -109,6 +103,8 @@ def _head(package: KernelPackage, question: Question, kernels: dict[int, Kernels
     }
 
 
+_DENSE_ERROR = "4 to 7 % beside measured steps (docs/kernels.md)"
+_EXPERTS_ERROR = "unknown, no measured steps with experts to compare with"
 _RANGE = (
     "prompts and batches up to the largest that were timed; contexts up to 131072 tokens a request and up to what the "
     "memory of the GPUs holds: beyond the largest timed product of batch and context, attention is proportional to it. "
@@ -137,6 +133,8 @@ def _profile(question: Question, text: str) -> str:
             "reason": host.source,
         },
         range_reason=_RANGE,
+        evidence=Evidence.KERNELS,
+        expected_error=_DENSE_ERROR if model.experts is None else _EXPERTS_ERROR,
     )
     return profile_text(fitted, rows, data, name=name, subject=subject)
 
