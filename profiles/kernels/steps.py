@@ -38,6 +38,8 @@ WAIT_S: Final = 12e-6
 #: alone again and again, it finds in the L2 cache what a step has to fetch (an L40S's holds a whole layer's).
 STREAM_SHARE: Final = 0.93
 ALL_REDUCE: Final = "all-reduce"
+#: Products timed up to so many tokens will do: beyond, they take time in proportion.
+_PRODUCT_TOKENS = 8192
 #: Engines capture graphs up to about this many tokens of a step.
 _CAPTURED_TOKENS = 512
 
@@ -185,13 +187,8 @@ class Kernels:
         return sorted({source.table for source in self.sources.values()})
 
 
-def find_steps(
-    package: KernelPackage, engine: str, shape: Shape, gpu: Gpu, tp: int, *, prefill_tokens: int = 8192
-) -> tuple[KernelSteps, Kernels]:
+def find_steps(package: KernelPackage, engine: str, shape: Shape, gpu: Gpu, tp: int) -> tuple[KernelSteps, Kernels]:
     """Return step times of a model at a degree, and whose kernels they are.
-
-    Args:
-        prefill_tokens: products are to be timed up to so many tokens.
 
     Raises:
         InputError: the degree does not divide the model, or no engine has some kernel of it.
@@ -202,7 +199,7 @@ def find_steps(
     if model.experts is not None and model.dense_layers:
         raise InputError("--model", "has layers of two kinds, which are not composed", value=model.name)
     heads = Heads(rank.heads, rank.kv_heads, model.head_dim)
-    gemms = find_gemms(package, engine, dtype="bfloat16", tokens=prefill_tokens)
+    gemms = find_gemms(package, engine, dtype="bfloat16", tokens=_PRODUCT_TOKENS)
     prefill = find_attention(package, engine, decode=False, heads=heads)
     decode = find_attention(package, engine, decode=True, heads=heads)
     all_reduce = find_all_reduce(package, engine, tp) if tp > 1 else None
