@@ -16,6 +16,7 @@ from dsim.catalog import find_gpu
 from dsim.contract import find_violations
 from dsim.errors import InputError
 from dsim.latency import AffineLatency, LatencyModel
+from dsim.pools import Parallelism
 from dsim.profile_file import load_profile, parse_profile
 from profiles.kernels.build import Question, build
 from profiles.kernels.hosts import HOSTS, NOTHING
@@ -359,6 +360,11 @@ class TestShipped:
         for tp, latency in profile.latency.items():
             assert isinstance(latency, AffineLatency)
             assert find_violations(latency, model=profile.model, gpu=profile.gpu, tp=tp) == []
+            # However full the cache, a step is within the range.
+            range_ = latency.valid_range
+            most = min(range_.decode_requests * profile.model.context_tokens, range_.context_tokens)
+            cached = profile.kv_tokens(Parallelism(tp, 1))
+            assert most >= min(cached, range_.decode_requests * profile.model.context_tokens)
             # Sensitive to each input.
             base = latency.decode_s(8, 8 * 512)
             assert latency.decode_s(8, 8 * 4096) > base

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -56,8 +57,18 @@ def _decode_rows(steps: KernelSteps, gpu: Gpu, reach: Reach) -> Iterator[Row]:
         for batch in _BATCHES:
             if context > steps.model.context_tokens or batch * context > most or batch > reach.decode_requests:
                 break
-            point = Point(Phase.DECODE.value, steps.tp, batch, context_tokens=context)
-            yield _row(point, steps.decode_parts(batch, batch * context))
+            yield _decode_row(steps, batch, context)
+    # All that any engine could keep, however much of the memory it takes, so that no full cache leaves the range.
+    full = math.ceil(kv_tokens(steps, gpu, share=1.0))
+    longest = min(steps.model.context_tokens, _CONTEXTS[-1])
+    batch = next((b for b in _BATCHES if b * longest >= full), _BATCHES[-1])
+    batch = min(batch, reach.decode_requests)
+    yield _decode_row(steps, batch, min(math.ceil(full / batch), longest))
+
+
+def _decode_row(steps: KernelSteps, batch: int, context: int) -> Row:
+    point = Point(Phase.DECODE.value, steps.tp, batch, context_tokens=context)
+    return _row(point, steps.decode_parts(batch, batch * context))
 
 
 def _row(point: Point, parts: Sequence[Part]) -> Row:
@@ -65,8 +76,12 @@ def _row(point: Point, parts: Sequence[Part]) -> Row:
     return Row(point, sum(part.seconds for part in parts), comm_s=comm_s)
 
 
-def kv_tokens(steps: KernelSteps, gpu: Gpu) -> float:
-    """Return the tokens that the KV cache of this degree has room for, 0 or less where the weights do not fit."""
+def kv_tokens(steps: KernelSteps, gpu: Gpu, *, share: float = MEMORY_SHARE) -> float:
+    """Return the tokens that the KV cache of this degree has room for, 0 or less where the weights do not fit.
+
+    Args:
+        share: of the memory, for weights and KV.
+    """
     model = steps.model
-    free_bytes = MEMORY_SHARE * gpu.memory_bytes * steps.tp - model.weight_bytes
+    free_bytes = share * gpu.memory_bytes * steps.tp - model.weight_bytes
     return free_bytes / (model.kv_bytes_per_token * model.kv_copies(steps.tp))
