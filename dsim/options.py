@@ -19,6 +19,13 @@ class Routing(enum.Enum):
     POWER_OF_TWO = "power-of-two"
 
 
+class PrefillBatching(enum.Enum):
+    """What limits the tokens of a prefill batch."""
+
+    ENGINE = "engine"
+    LM = "lm"
+
+
 @dataclass(frozen=True, slots=True)
 class Options:
     """Choices of one run.

@@ -5,13 +5,14 @@ from __future__ import annotations
 import enum
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from dsim.errors import InfeasiblePlacementError, InputError
 from dsim.gpu import Gpu
 from dsim.latency import HostOverhead, LatencyModel
 from dsim.model import Model
-from dsim.pools import Parallelism, Role
+from dsim.options import PrefillBatching
+from dsim.pools import Parallelism, Placement, Role
 from dsim.profile_fit import FitReport
 
 
@@ -144,3 +145,25 @@ class Profile:
             return 0
         free_bytes = self.kv_bytes_per_gpu * parallelism.num_gpus - self.model.weight_bytes
         return math.floor(free_bytes / self.model.kv_bytes_per_token)
+
+    def with_kv_blocks(self, placement: Placement, kv_blocks: int) -> Profile:
+        """Return the profile with this KV capacity, in blocks, of every instance of the placement."""
+        capacity = {pool.parallelism: kv_blocks * self.block_tokens for pool in placement.pools}
+        return replace(self, kv_capacity_tokens={**self.kv_capacity_tokens, **capacity})
+
+    def prefill_token_limit(self, batching: PrefillBatching) -> int | None:
+        """Return the most tokens of a prefill batch, None for the engine's own limit.
+
+        Raises:
+            InputError: the profile has no Lm.
+        """
+        if batching is PrefillBatching.ENGINE:
+            return None
+        if self.saturation_tokens is None:
+            raise InputError(
+                "--prefill-batching",
+                f"needs Lm, which profile {self.name} does not have",
+                value=batching.value,
+                hint="add saturation_tokens to the profile, or use engine",
+            )
+        return self.saturation_tokens

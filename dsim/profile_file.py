@@ -7,6 +7,7 @@ import math
 import re
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 from dsim.catalog import find_gpu, find_model, read_gpu, read_model
 from dsim.contract import Violation, ViolationKind, find_violations
@@ -50,20 +51,28 @@ _HOST_KEYS = ("step_s", "sequence_s", "token_s", "mixed_s", "reason")
 _PARALLELISM = re.compile(r"tp([1-9]\d{0,4})pp([1-9]\d{0,4})")
 
 
-def load_profile(path: Path | str) -> Profile:
+def load_profile(path: Path | str, changes: Mapping[str, Field] = MappingProxyType({})) -> Profile:
     """Return the profile in a file.
+
+    Args:
+        changes: values by dotted key that stand instead of the file's own, or beside them; errors name their places.
 
     Raises:
         InputError: the file cannot be read, breaks the form of docs/profiles.md, or its numbers break the contract of
             latency models in a way that the file does not list under `violations`.
     """
     data = read_bytes(path)
-    return parse_profile(data, file=str(path))
+    return parse_profile(data, file=str(path), changes=changes)
 
 
-def parse_profile(data: bytes, *, file: str) -> Profile:
+def parse_profile(data: bytes, *, file: str, changes: Mapping[str, Field] = MappingProxyType({})) -> Profile:
     """Return the profile in `data`; `file` names it in errors. Raises like `load_profile`."""
-    top = parse_yaml(data, file=file).only(_TOP_KEYS)
+    top = parse_yaml(data, file=file)
+    digest = hashlib.sha256(data)
+    for key, field in sorted(changes.items()):
+        top = top.changed(key, field)
+        digest.update(f"{key}={field.plain!r}".encode())
+    top.only(_TOP_KEYS)
     version = top.need("dsim_profile")
     if version.integer() != 1:
         raise version.error("must be 1", "this is the version of the file's form, not of its contents")
@@ -102,7 +111,7 @@ def parse_profile(data: bytes, *, file: str) -> Profile:
         violations=_violations(top, latency=latency, model=model, gpu=gpu),
         reasons=_reasons(top),
         fit=None if fit is None else read_fit(fit),
-        sha256=hashlib.sha256(data).hexdigest(),
+        sha256=digest.hexdigest(),
     )
 
 

@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from dsim.cli.config import read_assignments, read_config
+from dsim.options import PrefillBatching
 
 
 class Format(enum.Enum):
@@ -18,13 +19,6 @@ class Format(enum.Enum):
     TABLE = "table"
     JSON = "json"
     CSV = "csv"
-
-
-class PrefillBatching(enum.Enum):
-    """What limits the tokens of a prefill batch."""
-
-    ENGINE = "engine"
-    LM = "lm"
 
 
 def whole_number(value: str | int) -> int:

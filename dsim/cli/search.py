@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dsim.cli.config import rerun_text
-from dsim.cli.inputs import by_option, display_name, number_of, prefill_limit, profile_of, share, source_line, whole
+from dsim.cli.inputs import display_name, number_of, source_line, whole
 from dsim.cli.options import (
     ArrivalsText,
     Assignments,
@@ -29,7 +29,6 @@ from dsim.cli.options import (
     NoColor,
     OutputDirectory,
     Overwrite,
-    PrefillBatching,
     PrefillBatchingOption,
     ProfileFile,
     Quiet,
@@ -39,10 +38,11 @@ from dsim.cli.options import (
     file_path,
     whole_number,
 )
-from dsim.errors import InputError
-from dsim.options import Options
+from dsim.errors import InputError, by_option
+from dsim.options import Options, PrefillBatching
 from dsim.pools import Policy, Role
 from dsim.slo import parse_slo
+from dsim.units import parse_share
 
 if TYPE_CHECKING:
     from dsim.profile import Profile
@@ -153,12 +153,14 @@ def search(
     no_color: NoColor = False,
 ) -> int:
     """Find the placement that serves the most requests per GPU within the latency targets."""
+    from profiles.shipped import choose_colocated, choose_profile
+
     del config, assignments
     whole("--seed", seed, at_least=0, at_most=2**32 - 1)
     workers = _cores() if jobs is None else whole("--jobs", jobs, at_least=1, at_most=1024)
     parse_slo(slo)
-    used = profile_of(model=model, gpu=gpu, engine=engine, file=profile)
-    colocated = _colocated_profile(used, engine=colocated_engine, file=colocated_profile)
+    used = choose_profile(model=model, gpu=gpu, engine=engine, file=profile)
+    colocated = choose_colocated(used, engine=colocated_engine, file=colocated_profile)
     asked = _Asked(
         model=model,
         workload="sharegpt" if workload is None else workload,
@@ -171,12 +173,12 @@ def search(
             asked,
             slo=slo,
             cluster=_cluster(used, gpus=gpus, nodes=nodes, gpus_per_node=gpus_per_node, affinity=affinity),
-            attainment=share("--attainment", attainment),
-            precision=share("--precision", precision),
+            attainment=parse_share(attainment, "--attainment"),
+            precision=parse_share(precision, "--precision"),
             affinity=affinity,
             mode=mode,
             policies=tuple(dict.fromkeys(policy or Policy)),
-            prefill_token_limit=prefill_limit(prefill_batching, used),
+            prefill_token_limit=used.prefill_token_limit(prefill_batching),
             num_requests=None if requests is None else whole("--requests", requests, at_least=10),
             top=whole("--top", top, at_least=1, at_most=1000),
             seed=seed,
@@ -236,35 +238,6 @@ def _cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
-
-
-def _colocated_profile(used: Profile, *, engine: str | None, file: Path | None) -> Profile:
-    """Return the profile of colocated placements: the measured one where the other engine only runs disaggregated."""
-    from dsim.profile_file import load_profile
-    from profiles.shipped import find_profile, shipped_profiles
-
-    if file is not None:
-        if engine is not None:
-            raise InputError(
-                "--colocated-engine", "does not go with --colocated-profile", hint="leave one of the two out"
-            )
-        other = load_profile(file)
-        for name, mine, theirs in (("model", used.model, other.model), ("GPU", used.gpu, other.gpu)):
-            if mine.name != theirs.name:
-                rule = f"is for {name} {theirs.name}, the other profile for {mine.name}"
-                raise InputError("--colocated-profile", rule, value=str(file), hint="give profiles of the same two")
-        return other
-    if engine is None:
-        beside = f"{used.model.name}-{used.gpu.name}-vllm"
-        if used.engine != "distserve" or beside not in dict(shipped_profiles()):
-            return used
-        engine = "vllm"
-    if engine == used.engine:
-        return used
-    try:
-        return find_profile(used.model.name, used.gpu.name, engine=engine)
-    except InputError as error:
-        raise InputError("--colocated-engine", error.rule, value=engine, hint=error.hint) from None
 
 
 #: Most GPUs of one search: the placements grow with the cube of them.
