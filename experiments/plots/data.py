@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from dsim.errors import InputError
 from dsim.yamlfile import Scalar
+from experiments.plots.labels import brief
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -65,11 +66,13 @@ class Series:
 
     Args:
         number: counted from 0, by which it is styled.
-        label: the value that they share; empty where nothing is told apart.
+        label: how it is called; empty where nothing is told apart.
+        key: the value that its rows share.
     """
 
     number: int
     label: str
+    key: str
     frame: pd.DataFrame
 
 
@@ -164,20 +167,21 @@ def series_of(spec: PlotSpec, frame: pd.DataFrame) -> list[Series]:
         InputError: there is no such column.
     """
     if spec.series is None:
-        return [Series(0, "", frame)]
-    labels = texts_of(frame, spec.series, spec=spec)
-    order = list(dict.fromkeys(labels))
-    member = np.array(labels, dtype=object)
-    return [Series(number, label, frame[member == label]) for number, label in enumerate(order)]
+        return [Series(0, "", "", frame)]
+    keys = texts_of(frame, spec.series, spec=spec)
+    member = np.array(keys, dtype=object)
+    numbers = all(isinstance(value, int | float | np.number) for value in frame[spec.series])
+    name = brief(spec.series) + " " if numbers else ""
+    return [Series(number, name + key, key, frame[member == key]) for number, key in enumerate(dict.fromkeys(keys))]
 
 
-def of_series(spec: PlotSpec, published: pd.DataFrame | None, label: str) -> pd.DataFrame | None:
+def of_series(spec: PlotSpec, published: pd.DataFrame | None, series: Series) -> pd.DataFrame | None:
     """Return the published points of one series; those that name no series belong to the only one."""
     if published is None:
         return None
     if spec.series is None or spec.series not in published.columns:
-        return published if not label else None
-    kept = published[[text_of(value) == label for value in published[spec.series]]]
+        return published if not series.label else None
+    kept = published[[text_of(value) == series.key for value in published[spec.series]]]
     return kept if len(kept) else None
 
 

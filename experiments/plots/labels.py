@@ -69,8 +69,8 @@ _NAMED = {
     "step.prompt_tokens": Quantity("prompt", "tokens"),
     "step.context_tokens": Quantity("context of a request", "tokens"),
     "step.chunk_tokens": Quantity("chunk", "tokens"),
-    "step.tp": Quantity("GPUs of one instance (tensor parallel)"),
-    "step.pp": Quantity("GPUs of one instance (pipeline parallel)"),
+    "step.tp": Quantity("tensor parallel degree", "GPUs"),
+    "step.pp": Quantity("pipeline parallel degree", "GPUs"),
     "token_budget": Quantity("token budget of a step", "tokens"),
     "kv_blocks": Quantity("KV blocks of an instance"),
     "saturation_tokens": Quantity("Lm", "tokens"),
@@ -92,6 +92,16 @@ _SUFFIXES = (
     ("_s", "s", 1.0),
 )
 
+_CAPITALS = {
+    "tp": "TP",
+    "pp": "PP",
+    "gpu": "GPU",
+    "gpus": "GPUs",
+    "kv": "KV",
+    "slo": "SLO",
+    "ttft": "TTFT",
+    "tpot": "TPOT",
+}
 _STATISTIC = re.compile(r"\.(mean|best|p[0-9]+)$")
 _SHARES = {
     "utilization": "busy share",
@@ -139,6 +149,16 @@ def quantity(column: str) -> Quantity:
 def short(column: str) -> str:
     """Return what tells a column from others of the same unit: its words without the unit."""
     return quantity(column).label
+
+
+def brief(column: str) -> str:
+    """Return what stands before a number in a legend.
+
+    >>> brief("step.tp"), brief("slo_scale"), brief("search.gpus")
+    ('TP', 'SLO scale', 'GPUs')
+    """
+    words = _words(column.rpartition(".")[2]).split()
+    return " ".join(_CAPITALS.get(word, word) for word in words if word != "s")
 
 
 def _words(name: str) -> str:

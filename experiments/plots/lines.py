@@ -23,11 +23,22 @@ from experiments.plots.data import (
 )
 from experiments.plots.labels import Quantity, quantity, short
 from experiments.plots.spec import Kind, PlotSpec
-from experiments.plots.style import LINES, NEUTRAL, add_legend, colour_of, marker_of, new_figure, set_title, tidy
+from experiments.plots.style import (
+    LINES,
+    NEUTRAL,
+    Legended,
+    add_legend,
+    colour_of,
+    marker_of,
+    new_figure,
+    once,
+    published_handle,
+    set_title,
+    tidy,
+)
 
 if TYPE_CHECKING:
     import pandas as pd
-    from matplotlib.artist import Artist
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
@@ -47,15 +58,15 @@ def lines_figure(spec: PlotSpec, summary: pd.DataFrame, published: pd.DataFrame 
     frame, points = rows_of(spec, summary), published_of(spec, published)
     axis = _ratio_axis(spec, frame) if spec.kind is Kind.RATIO else _number_axis(spec)
     panels = _panels(spec)
-    figure = new_figure(height=4.2 if len(panels) == 1 else 1.6 + 2.4 * len(panels))
+    figure = new_figure(height=3.6 if len(panels) == 1 else 1.0 + 2.3 * len(panels))
     grid = figure.subplots(len(panels), 1, sharex=True, squeeze=False)[:, 0]
-    handles: list[Artist] = []
+    handles: list[Legended] = []
     for axes, panel in zip(grid, panels, strict=True):
         handles += _draw_panel(axes, spec, panel, frame=frame, published=points, axis=axis)
     grid[-1].set_xlabel(spec.xlabel or axis.quantity.axis)
     axis.finish(grid[-1])
     set_title(figure, spec.title)
-    add_legend(figure, _once(handles))
+    add_legend(figure, once(handles))
     return figure
 
 
@@ -139,24 +150,24 @@ def _draw_panel(
     frame: pd.DataFrame,
     published: pd.DataFrame | None,
     axis: _Axis,
-) -> list[Artist]:
+) -> list[Legended]:
     tidy(axes)
     if spec.log_x:
         axes.set_xscale("log")
     if spec.log_y:
         axes.set_yscale("log")
-    handles: list[Artist] = []
+    handles: list[Legended] = []
     every = series_of(spec, frame)
     for series in every:
-        for style, column in enumerate(panel.columns):
-            handles.append(_line(axes, spec, series, column, axis=axis, style=style, several=len(spec.y) > 1))
-        handles += _published(axes, spec, series, panel.columns[0], published=published, axis=axis)
+        handles += _lines(axes, spec, panel, series, axis=axis)
         handles += _lm(axes, spec, series)
+    handles += _styles(panel) if every[0].label else []
+    for series in every:
+        handles += _published(axes, spec, series, panel.columns[0], published=published, axis=axis)
     handles += _targets(axes, spec, panel)
     for mark in spec.marks:
-        handles.append(
-            axes.axvline(mark.x * axis.quantity.factor, color=NEUTRAL, linestyle=":", linewidth=1.2, label=mark.label)
-        )
+        at = mark.x * axis.quantity.factor
+        handles.append(axes.axvline(at, color=NEUTRAL, linestyle=":", linewidth=1.2, label=mark.label))
     first = quantity(panel.columns[0])
     label = first.label if len(panel.columns) == 1 else _common(panel.columns)
     axes.set_ylabel((spec.ylabel if len(_panels(spec)) == 1 else None) or Quantity(label, first.unit).axis)
@@ -167,29 +178,47 @@ def _draw_panel(
     return handles
 
 
-def _line(axes: Axes, spec: PlotSpec, series: Series, column: str, *, axis: _Axis, style: int, several: bool) -> Artist:
-    x, y = curve(spec, series.frame, column, axis_values=axis.of(series.frame, spec))
-    label = " ".join(part for part in (series.label, short(column) if several or not series.label else "") if part)
-    if style == 0 and spec.kind in _ATTAINMENT:
-        label += _meeting_text(spec, series, x, y)
-    colour = colour_of(series.number)
-    bars = axes.errorbar(
-        x,
-        y.best,
-        yerr=y.errors,
-        color=colour,
-        marker=marker_of(series.number),
-        markersize=5,
-        linestyle=LINES[style % len(LINES)],
-        linewidth=1.5,
-        capsize=3,
-        markerfacecolor=colour if style == 0 else "white",
-        label=label,
-        zorder=3,
-    )
-    if style == 0 and spec.kind in _ATTAINMENT:
-        _draw_meeting(axes, spec, series, x, y, colour)
-    return bars  # type: ignore[return-value]  # a container, which legends take like an artist
+def _lines(axes: Axes, spec: PlotSpec, panel: _Panel, series: Series, *, axis: _Axis) -> list[Legended]:
+    """Draw the columns of one series: a line style for each, or a colour where nothing else is told apart."""
+    handles: list[Legended] = []
+    for style, column in enumerate(panel.columns):
+        x, y = curve(spec, series.frame, column, axis_values=axis.of(series.frame, spec))
+        number = series.number if series.label else style
+        colour = colour_of(number)
+        label = (series.label if style == 0 else "") if series.label else short(column)
+        meets = style == 0 and spec.kind in _ATTAINMENT
+        if meets:
+            label += _meeting_text(spec, series, x, y)
+        bars = axes.errorbar(
+            x,
+            y.best,
+            yerr=y.errors,
+            color=colour,
+            marker=marker_of(number),
+            markersize=5,
+            linestyle=LINES[style % len(LINES)],
+            linewidth=1.5,
+            capsize=3,
+            markerfacecolor=colour if style == 0 else "white",
+            label=label,
+            zorder=3,
+        )
+        handles.append(bars)
+        if meets:
+            _draw_meeting(axes, spec, series, x, y, colour)
+    return handles
+
+
+def _styles(panel: _Panel) -> list[Legended]:
+    """Return what the legend says about line styles."""
+    from matplotlib.lines import Line2D
+
+    if len(panel.columns) == 1:
+        return []
+    return [
+        Line2D([], [], color=NEUTRAL, linestyle=LINES[style % len(LINES)], label=short(column))
+        for style, column in enumerate(panel.columns)
+    ]
 
 
 def curve(spec: PlotSpec, frame: pd.DataFrame, column: str, *, axis_values: Floats) -> tuple[Floats, Values]:
@@ -243,7 +272,7 @@ def _meeting_text(spec: PlotSpec, series: Series, x: Floats, y: Values) -> str:
         return f": {goodput.best[0]:.2f} [{goodput.low[0]:.2f}, {goodput.high[0]:.2f}] {quantity(spec.x or '').unit}"
     at = _meets(spec, x, y)
     word = "up to" if spec.kind is Kind.ATTAINMENT_RATE else "from"
-    return "" if at is None else f" ({100 * spec.target:g} % {word} {at:.3g})"
+    return "" if at is None else f" (≥ {100 * spec.target:g} % {word} {at:.3g})"
 
 
 def _draw_meeting(axes: Axes, spec: PlotSpec, series: Series, x: Floats, y: Values, colour: str) -> None:
@@ -257,16 +286,15 @@ def _draw_meeting(axes: Axes, spec: PlotSpec, series: Series, x: Floats, y: Valu
 
 def _published(
     axes: Axes, spec: PlotSpec, series: Series, column: str, *, published: pd.DataFrame | None, axis: _Axis
-) -> list[Artist]:
-    own = of_series(spec, published, series.label)
+) -> list[Legended]:
+    own = of_series(spec, published, series)
     if own is None or axis.column not in own.columns or column not in own.columns:
         return []
     x, y = axis.of(own, spec), own[column].to_numpy(dtype=np.float64) * quantity(column).factor
     known = ~np.isnan(x) & ~np.isnan(y)
     if not known.any():
         return []
-    label = f"{series.label}, published" if series.label else "published"
-    return axes.plot(
+    axes.plot(
         x[known],
         y[known],
         linestyle="none",
@@ -275,26 +303,27 @@ def _published(
         markerfacecolor="none",
         markeredgecolor=colour_of(series.number),
         markeredgewidth=1.4,
-        label=label,
+        label="_published",
         zorder=4,
-    )  # type: ignore[return-value]  # lists are invariant
+    )
+    return [published_handle(marker_of(series.number))]
 
 
-def _lm(axes: Axes, spec: PlotSpec, series: Series) -> list[Artist]:
+def _lm(axes: Axes, spec: PlotSpec, series: Series) -> list[Legended]:
     """Draw the vertical line that the rows of a series name in a column."""
     if spec.mark is None:
         return []
     assert spec.x is not None
     found = values_of(series.frame, spec.mark, spec=spec).best
     places = sorted(set(found[~np.isnan(found)]))
-    drawn: list[Artist] = []
+    drawn: list[Legended] = []
     for place in places:
         label = " ".join(part for part in (series.label, f"{short(spec.mark)} {place:g}") if part)
         drawn.append(
             axes.axvline(
                 place * quantity(spec.x).factor,
                 color=colour_of(series.number),
-                linestyle=LINES[2 + series.number % 3],
+                linestyle=LINES[2 + series.number % 2],
                 linewidth=1.2,
                 label=label,
             )
@@ -302,7 +331,7 @@ def _lm(axes: Axes, spec: PlotSpec, series: Series) -> list[Artist]:
     return drawn
 
 
-def _targets(axes: Axes, spec: PlotSpec, panel: _Panel) -> list[Artist]:
+def _targets(axes: Axes, spec: PlotSpec, panel: _Panel) -> list[Legended]:
     if spec.kind not in _ATTAINMENT or panel.unit != "%":
         return []
     target = 100 * spec.target
@@ -314,8 +343,3 @@ def _common(columns: Sequence[str]) -> str:
     if all(column.startswith("attainment") for column in columns):
         return "requests within limits"
     return " / ".join(dict.fromkeys(short(column) for column in columns))
-
-
-def _once(handles: Sequence[Artist]) -> list[Artist]:
-    """Return the handles, those with a label that has come already left out."""
-    return list({str(handle.get_label()): handle for handle in reversed(handles)}.values())[::-1]

@@ -131,7 +131,7 @@ FORMS: Mapping[Kind, Form] = {
     Kind.PARETO: Form(
         "throughput per GPU against the speed that a user sees, with the front of the points that none beats in both",
         x="tpot_s.mean",
-        y=("output_tokens_per_gpu_per_s",),
+        y=("output_tokens_per_s",),
         keys=("labels",),
     ),
     Kind.BREAKDOWN: Form(

@@ -5,11 +5,12 @@ from __future__ import annotations
 import io
 import textwrap
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
     from matplotlib.axes import Axes
+    from matplotlib.container import Container
     from matplotlib.figure import Figure
 
 #: Okabe and Ito's colours, told apart with any colour vision; each with a marker of its own.
@@ -24,14 +25,17 @@ STYLES = (
 )
 #: One for each colour, so that bars are told apart in print.
 HATCHES = ("", "///", "...", "xxx", "\\\\\\", "++", "oo")
-LINES: tuple[str | tuple[int, tuple[int, ...]], ...] = ("-", "--", ":", "-.", (0, (5, 1, 1, 1, 1, 1)))
+LINES: tuple[Literal["-", "--", ":", "-."], ...] = ("-", "--", ":", "-.")
 #: Of targets, marks and everything else that is no series.
 NEUTRAL = "#444444"
 
 #: Characters of a title's line, and of all labels in a legend's line, at the common width.
-_TITLE_WIDTH, _LEGEND_WIDTH = 78, 88
+_TITLE_WIDTH, _LEGEND_WIDTH = 78, 100
+#: Inches of one line of a legend, and of a title.
+_LEGEND_LINE, _TITLE_LINE = 0.175, 0.21
 
 Form = Literal["png", "svg"]
+Legended: TypeAlias = "Artist | Container"
 
 
 def colour_of(number: int) -> str:
@@ -61,25 +65,58 @@ def new_figure(*, width: float = 7.0, height: float = 4.2) -> Figure:
 
 
 def set_title(figure: Figure, title: str) -> None:
-    """Write the title, as it is, above everything, on as many lines as it needs."""
+    """Write the title, as it is, above everything, on as many lines as it needs; the figure grows by them."""
     if title:
-        width = int(_TITLE_WIDTH * figure.get_figwidth() / 7.0)
-        figure.suptitle("\n".join(textwrap.wrap(title, width)), fontsize="medium", parse_math=False)
+        lines = textwrap.wrap(title, int(_TITLE_WIDTH * figure.get_figwidth() / 7.0))
+        figure.suptitle("\n".join(lines), fontsize="medium", parse_math=False)
+        figure.set_figheight(figure.get_figheight() + _TITLE_LINE * len(lines))
 
 
-def add_legend(figure: Figure, handles: Sequence[Artist], *, title: str | None = None) -> None:
-    """Put the legend below the axes, where it covers no data, in as many columns as its labels leave room for."""
-    shown = [handle for handle in handles if str(handle.get_label())]
+def add_legend(figure: Figure, handles: Sequence[Legended], *, title: str | None = None) -> None:
+    """Put the legend below the axes, where it covers no data; the figure grows by its lines.
+
+    It has as many columns as its labels leave room for. Handles without a label are left out.
+    """
+    # matplotlib's annotations do not know that legends take containers.
+    shown: list[Any] = [
+        handle for handle in handles if str(handle.get_label()) and not str(handle.get_label()).startswith("_")
+    ]
     if not shown:
         return
-    labels = ["\n".join(textwrap.wrap(str(handle.get_label()), _LEGEND_WIDTH)) for handle in shown]
-    longest = max(len(line) for label in labels for line in label.splitlines()) + 6
-    columns = max(1, min(len(shown), int(_LEGEND_WIDTH * figure.get_figwidth() / 7.0) // longest))
+    room = int(_LEGEND_WIDTH * figure.get_figwidth() / 7.0)
+    labels = ["\n".join(textwrap.wrap(str(handle.get_label()), room)) for handle in shown]
+    longest = max(len(line) for label in labels for line in label.splitlines()) + 8
+    columns = max(1, min(len(shown), room // longest))
     legend = figure.legend(
         shown, labels, loc="outside lower center", ncols=columns, fontsize="small", title=title, handlelength=2.6
     )
+    legend.get_title().set_fontsize("small")
     for text in legend.get_texts():
         text.set_parse_math(False)
+    lines = sum(label.count("\n") + 1 for label in labels) / columns + (1 if title else 0)
+    figure.set_figheight(figure.get_figheight() + _LEGEND_LINE * (lines + 1))
+
+
+def published_handle(marker: str = "o") -> Legended:
+    """Return what the legend says about published points, which are hollow and have their series' colours."""
+    from matplotlib.lines import Line2D
+
+    return Line2D(
+        [],
+        [],
+        linestyle="none",
+        marker=marker,
+        markersize=8,
+        markerfacecolor="none",
+        markeredgecolor=NEUTRAL,
+        markeredgewidth=1.4,
+        label="published (hollow)",
+    )
+
+
+def once(handles: Sequence[Legended]) -> list[Legended]:
+    """Return the handles, those whose label has come already left out."""
+    return list({str(handle.get_label()): handle for handle in reversed(handles)}.values())[::-1]
 
 
 def tidy(axes: Axes) -> None:

@@ -1,0 +1,251 @@
+"""Bars: goodput by placement, and where latency goes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from experiments.plots.data import (
+    Floats,
+    Values,
+    of_series,
+    problem,
+    published_of,
+    rows_of,
+    series_of,
+    text_of,
+    texts_of,
+    values_of,
+)
+from experiments.plots.labels import quantity, short
+from experiments.plots.spec import FORMS, PlotSpec
+from experiments.plots.style import (
+    NEUTRAL,
+    Legended,
+    add_legend,
+    colour_of,
+    hatch_of,
+    marker_of,
+    new_figure,
+    once,
+    published_handle,
+    set_title,
+    tidy,
+)
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+#: Inches of one bar, and of everything above and below them.
+_BAR, _REST = 0.3, 0.75
+#: Share of the axis that bars take; the rest is for the numbers beside them.
+_BARS_SHARE = 0.7
+#: End-to-end latency less the other parts.
+_DECODE = "decode"
+_E2E = "e2e_s.mean"
+
+
+def goodput_figure(spec: PlotSpec, summary: pd.DataFrame, published: pd.DataFrame | None) -> Figure:
+    """Return a figure of the goodput of each placement (or other value of x) as bars with intervals and numbers."""
+    frame, points = rows_of(spec, summary), published_of(spec, published)
+    assert spec.x is not None
+    categories = _categories(spec, frame)
+    every = series_of(spec, frame)
+    figure = new_figure(height=_REST + _BAR * len(categories) * (len(every) + 0.3))
+    axes = figure.subplots()
+    shown = quantity(spec.y[0])
+    thick = 0.8 / len(every)
+    handles: list[Legended] = []
+    for series in every:
+        value = values_of(series.frame, spec.y[0], spec=spec) * shown.factor
+        _once_each(spec, texts_of(series.frame, spec.x, spec=spec))
+        known = ~np.isnan(value.best)
+        offset = (series.number - (len(every) - 1) / 2) * thick
+        rows = np.array([categories.index(t) for t in texts_of(series.frame, spec.x, spec=spec)]) + offset
+        bars = axes.barh(
+            rows[known],
+            value.best[known],
+            height=thick * 0.9,
+            color=colour_of(series.number),
+            hatch=hatch_of(series.number),
+            edgecolor="white",
+            linewidth=0,
+            label=series.label,
+        )
+        handles.append(bars)
+        _intervals(axes, rows[known], value.take(np.flatnonzero(known)))
+        for row, best, low, high in zip(rows, value.best, value.low, value.high, strict=True):
+            _write(axes, row, high, _with_interval(best, low, high, has_interval=value.has_interval))
+        handles += _published(
+            axes, spec, of_series(spec, points, series), rows=categories, offset=offset, number=series.number
+        )
+    _finish(axes, spec, categories, label=spec.xlabel or shown.axis)
+    set_title(figure, spec.title)
+    add_legend(figure, once(handles))
+    return figure
+
+
+def _published(
+    axes: Axes, spec: PlotSpec, own: pd.DataFrame | None, *, rows: Sequence[str], offset: float, number: int
+) -> list[Legended]:
+    if own is None or spec.x not in own.columns or spec.y[0] not in own.columns:
+        return []
+    factor = quantity(spec.y[0]).factor
+    found = [
+        (rows.index(text_of(text)) + offset, value * factor)
+        for text, value in zip(own[spec.x], own[spec.y[0]].to_numpy(dtype=np.float64), strict=True)
+        if text_of(text) in rows and value == value
+    ]
+    if not found:
+        return []
+    axes.plot(
+        [value for _, value in found],
+        [row for row, _ in found],
+        linestyle="none",
+        marker=marker_of(number),
+        markersize=9,
+        markerfacecolor="none",
+        markeredgecolor="black",
+        markeredgewidth=1.6,
+        label="_published",
+        zorder=5,
+    )
+    return [published_handle(marker_of(number))]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Part:
+    """One part of the stack.
+
+    Args:
+        label: in the legend.
+        seconds: of each bar; 0 where it does not have the part.
+    """
+
+    label: str
+    seconds: Floats
+
+
+def parts_of(spec: PlotSpec, frame: pd.DataFrame) -> list[Part]:
+    """Return the parts of each row's latency, seconds.
+
+    The decode part is what is left of the mean end-to-end latency, where rows have it and the parts are those
+    of TTFT. Requests without a part (of one token, say) are not in its mean; the parts add up all the same.
+    """
+    parts = [Part(short(column), np.nan_to_num(values_of(frame, column, spec=spec).best)) for column in spec.y]
+    default = FORMS[spec.kind].y or ()
+    if _E2E in frame.columns and set(spec.y) <= set(default):
+        rest = values_of(frame, _E2E, spec=spec).best - np.sum([part.seconds for part in parts], axis=0)
+        parts.append(Part(_DECODE, np.clip(np.nan_to_num(rest), 0, None)))
+    return parts
+
+
+def breakdown_figure(spec: PlotSpec, summary: pd.DataFrame) -> Figure:
+    """Return a figure of stacked parts, one bar for each row, in seconds or as shares of the whole."""
+    frame = rows_of(spec, summary)
+    names = _row_names(spec, frame)
+    _once_each(spec, names)
+    parts = parts_of(spec, frame)
+    total = np.sum([part.seconds for part in parts], axis=0)
+    scale = 100 / np.where(total > 0, total, np.nan) if spec.share else np.ones(len(total))
+    figure = new_figure(height=_REST + _BAR * len(names) * 1.3)
+    axes = figure.subplots()
+    left = np.zeros(len(names))
+    handles: list[Legended] = []
+    for number, part in enumerate(parts):
+        width = np.nan_to_num(part.seconds * scale)
+        bars = axes.barh(
+            np.arange(len(names)),
+            width,
+            left=left,
+            height=0.72,
+            color=colour_of(number),
+            hatch=hatch_of(number),
+            edgecolor="white",
+            linewidth=0.5,
+            label=part.label,
+        )
+        handles.append(bars)
+        left = left + width
+    whole = parts[-1].label == _DECODE
+    if whole and not spec.share:
+        _intervals(axes, np.arange(len(names), dtype=np.float64), values_of(frame, _E2E, spec=spec))
+    for row, seconds in enumerate(total):
+        _write(axes, row, 100.0 if spec.share else _end(frame, spec, row, seconds, whole=whole), f"{_seconds(seconds)}")
+    what = "mean latency" if whole else "mean time"
+    label = f"share of the {what} (%)" if spec.share else f"{what} (s)"
+    _finish(axes, spec, names, label=spec.xlabel or label)
+    if spec.share:
+        axes.set_xlim(0, 118)
+        axes.set_xticks(range(0, 101, 20))
+    set_title(figure, spec.title)
+    add_legend(figure, handles)
+    return figure
+
+
+def _end(frame: pd.DataFrame, spec: PlotSpec, row: int, seconds: float, *, whole: bool) -> float:
+    """Return where a bar with its interval ends."""
+    return max(seconds, float(values_of(frame, _E2E, spec=spec).high[row])) if whole else seconds
+
+
+def _row_names(spec: PlotSpec, frame: pd.DataFrame) -> list[str]:
+    """Return what each bar is called: its series and x, with its unit where x is a number."""
+    assert spec.x is not None
+    shown = quantity(spec.x)
+    names = texts_of(frame, spec.x, spec=spec)
+    if shown.unit:
+        names = [f"{text_of(float(value) * shown.factor)} {shown.unit}" for value in frame[spec.x]]
+    if spec.series is None or spec.series == spec.x:
+        return names
+    return [f"{label}, {name}" for label, name in zip(texts_of(frame, spec.series, spec=spec), names, strict=True)]
+
+
+def _categories(spec: PlotSpec, frame: pd.DataFrame) -> list[str]:
+    assert spec.x is not None
+    return list(dict.fromkeys(texts_of(frame, spec.x, spec=spec)))
+
+
+def _once_each(spec: PlotSpec, names: Sequence[str]) -> None:
+    for i, name in enumerate(names):
+        if name in names[:i]:
+            hint = "tell them apart with `series`, or choose one with `where`"
+            raise problem(spec, "has several rows for one bar", value=name, hint=hint)
+
+
+def _intervals(axes: Axes, rows: Floats, value: Values) -> None:
+    if value.errors is not None:
+        axes.errorbar(
+            value.best, rows, xerr=value.errors, linestyle="none", color="black", linewidth=1.2, capsize=3, zorder=4
+        )
+
+
+def _write(axes: Axes, row: float, end: float, text: str) -> None:
+    if end == end:
+        axes.annotate(text, (end, row), xytext=(5, 0), textcoords="offset points", va="center", fontsize="small")
+    else:
+        axes.annotate("none", (0, row), xytext=(5, 0), textcoords="offset points", va="center", fontsize="small")
+
+
+def _with_interval(best: float, low: float, high: float, *, has_interval: bool) -> str:
+    return f"{best:.3g} [{low:.3g}, {high:.3g}]" if has_interval and low < high else f"{best:.3g}"
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds * 1e3:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"
+
+
+def _finish(axes: Axes, spec: PlotSpec, names: Sequence[str], *, label: str) -> None:
+    tidy(axes)
+    axes.grid(visible=False, axis="y")
+    axes.set_yticks(range(len(names)), list(names), fontsize="small", parse_math=False)
+    axes.set_ylim(len(names) - 0.45, -0.55)
+    axes.set_xlabel(label)
+    if spec.ylabel:
+        axes.set_ylabel(spec.ylabel)
+    axes.axvline(0, color=NEUTRAL, linewidth=0.8)
+    axes.set_xlim(0, max(axes.get_xlim()[1], 1e-12) / _BARS_SHARE)
