@@ -10,12 +10,12 @@ from dsim.colocated import ColocatedInstance, PipelinedColocatedInstance, Serial
 from dsim.decode import DecodeInstance, PipelinedDecodeInstance, SerialDecodeInstance
 from dsim.errors import InfeasiblePlacementError, InputError
 from dsim.job import Job
-from dsim.kv import num_blocks
+from dsim.kv import KvCache, LoggedKvCache, num_blocks
 from dsim.options import Options
 from dsim.pools import Placement, Pool, Role
 from dsim.prefill import PrefillInstance
 from dsim.profile import BatchLimits, FirstToken, Profile
-from dsim.recorder import Recorder
+from dsim.recorder import KvRecord, Recorder
 from dsim.routing import Load, router
 from dsim.workload.streams import stream
 
@@ -95,6 +95,17 @@ class Deployment:
                 serial = pool.parallelism.pp == 1
                 build = SerialColocatedInstance if serial else PipelinedColocatedInstance
                 self.colocated.append(build(self, index, profile=profile, pool=pool))
+
+    def kv_cache(self, role: Role, index: int, part: int, *, capacity_tokens: int, block_tokens: int) -> KvCache:
+        """Return the KV cache of an instance, or of one of its engine loops; its changes are logged if steps are."""
+        log, clock = self.recorder.kv, self.clock
+        if log is None:
+            return KvCache(capacity_tokens, block_tokens)
+
+        def tell(blocks: int) -> None:
+            log.append(KvRecord(role.value, index, part, float(clock.now), blocks))
+
+        return LoggedKvCache(capacity_tokens, block_tokens, tell)
 
     def batch_limits(self, profile: Profile, role: Role, tp: int) -> BatchLimits:
         """Return the engine's batch limits, within the latency model's valid range unless extrapolation is allowed."""

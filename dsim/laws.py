@@ -529,7 +529,7 @@ def _prefill_instances(facts: Facts) -> None:
     pool, _ = facts.pool(Role.PREFILL)
     capacity, most = facts.result.kv_blocks[Role.PREFILL], 0
     for instance in range(pool.count):
-        if not np.any(facts["prefill_instance"] == instance):
+        if not np.any((facts["prefill_instance"] == instance) & ~np.isnan(facts["prefill_start_s"])):
             continue
         batches = PrefillBatches.of(facts, instance)
         most = max(most, int(batches.held.max()))
