@@ -30,12 +30,25 @@ def find_profile(model: str, gpu: str, *, engine: str) -> Profile:
     Raises:
         InputError: no such model, GPU or profile.
     """
+    return load_profile(profile_file(model=model, gpu=gpu, engine=engine))
+
+
+def profile_file(*, model: str | None, gpu: str | None = None, engine: str | None = None) -> Path:
+    """Return the file of the shipped profile of these names, by default of DistServe's engine on its GPU.
+
+    Raises:
+        InputError: as `find_profile`, or no model.
+    """
+    if model is None:
+        hint = "as in --model 13b (dsim models lists them), or give --profile FILE"
+        raise InputError("--model", "is needed", hint=hint)
+    gpu, engine = DEFAULT_GPU if gpu is None else gpu, DEFAULT_ENGINE if engine is None else engine
     known_model, known_gpu = find_model(model), find_gpu(gpu)
     stem = f"{known_model.name}-{known_gpu.name}-"
     profiles = dict(shipped_profiles())
     path = profiles.get(stem + engine.strip().lower())
     if path is not None:
-        return load_profile(path)
+        return path
     engines = [name.removeprefix(stem) for name in profiles if name.startswith(stem)]
     if engines:
         raise InputError(
@@ -70,12 +83,7 @@ def choose_profile(
         InputError: no model and no file, no such profile, or a file for something else.
     """
     if file is None:
-        if model is None:
-            hint = "as in --model 13b (dsim models lists them), or give --profile FILE"
-            raise InputError("--model", "is needed", hint=hint)
-        return find_profile(
-            model, DEFAULT_GPU if gpu is None else gpu, engine=DEFAULT_ENGINE if engine is None else engine
-        )
+        return load_profile(profile_file(model=model, gpu=gpu, engine=engine))
     profile = load_profile(file)
     check_agreement(profile, model=model, gpu=gpu, engine=engine)
     return profile

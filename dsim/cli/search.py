@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from placement.result import SearchResult, Trial
     from placement.runner import Progress
     from placement.search import Question
+    from placement.space import Cluster
 
 #: Rates of the curves, as shares of the placement's goodput.
 _CURVE_SHARES = (0.25, 0.5, 0.7, 0.85, 0.95, 1.0, 1.05, 1.15, 1.3)
@@ -240,41 +241,28 @@ def _cores() -> int:
     return os.cpu_count() or 1
 
 
-#: Most GPUs of one search: the placements grow with the cube of them.
-_MOST_GPUS = 64
-
-
 def _cluster(
     used: Profile, *, gpus: int | None, nodes: int | None, gpus_per_node: int | None, affinity: AffinityChoice
-) -> tuple[int, int]:
-    """Return GPUs in all and GPUs of a node."""
-    per_node = used.gpu.gpus_per_node
-    if gpus_per_node is not None:
-        per_node = whole("--gpus-per-node", gpus_per_node, at_least=1, at_most=1024)
-    if nodes is not None and gpus is not None:
-        raise InputError("--nodes", "does not go with --gpus", value=nodes, hint="leave one of the two out")
-    if nodes is not None:
-        option, value = "--nodes", nodes
-        asked = whole(option, nodes, at_least=1, at_most=10_000) * per_node
-    elif gpus is not None:
-        option, value = "--gpus", gpus
-        asked = whole(option, gpus, at_least=1, at_most=100_000)
-    else:
-        option, value, asked = "--gpus-per-node", per_node, per_node
-    if asked > _MOST_GPUS:
-        hint = "search a part of the cluster and replicate the answer"
-        raise InputError(option, f"must be <= {_MOST_GPUS} GPUs in all", value=value, hint=hint)
-    if asked > per_node and affinity is AffinityChoice.LOW:
-        rule = f"is more than one node of {per_node} GPUs, which --affinity low is not modelled for yet"
-        raise InputError(option, rule, value=value, hint=f"ask for at most {per_node} GPUs, or --affinity high")
-    return asked, per_node
+) -> Cluster:
+    """Return the GPUs that there are."""
+    from placement.space import asked_cluster
+
+    for option, value, most in (
+        ("--gpus-per-node", gpus_per_node, 1024),
+        ("--nodes", nodes, 10_000),
+        ("--gpus", gpus, 100_000),
+    ):
+        if value is not None:
+            whole(option, value, at_least=1, at_most=most)
+    within_node = affinity is AffinityChoice.LOW
+    return asked_cluster(used.gpu, gpus=gpus, nodes=nodes, gpus_per_node=gpus_per_node, within_node=within_node)
 
 
 def _question(
     asked: _Asked,
     *,
     slo: str,
-    cluster: tuple[int, int],
+    cluster: Cluster,
     attainment: float,
     precision: float,
     affinity: AffinityChoice,
@@ -297,8 +285,8 @@ def _question(
         workload=workload,
         slo=parse_slo(slo),
         attainment=attainment,
-        num_gpus=cluster[0],
-        gpus_per_node=cluster[1],
+        num_gpus=cluster.num_gpus,
+        gpus_per_node=cluster.gpus_per_node,
         affinity=Affinity(affinity.value),
         mode=Mode(mode.value),
         policies=policies,

@@ -334,7 +334,6 @@ def _has_own_rate(arrivals: str | None) -> bool:
 
 
 def _replayed(asked: _Asked, path: Path, profile: Profile) -> _Traffic:
-    from dsim.trace import Trace
     from dsim.workload.traces import read_trace
 
     trace = read_trace(path, context_tokens=profile.model.context_tokens)
@@ -346,12 +345,7 @@ def _replayed(asked: _Asked, path: Path, profile: Profile) -> _Traffic:
         raise InputError(option, "asks for more requests than the trace has", value=rows, hint=hint)
     counted = rows - warmup
     return _Traffic(
-        Trace(
-            trace.arrival_s[:rows],
-            trace.prompt_tokens[:rows],
-            trace.output_tokens[:rows],
-            trace.cached_prompt_tokens[:rows],
-        ),
+        trace.first(rows),
         Window(warmup=warmup),
         f"{counted} requests replayed from {path}" + (f" after {warmup} of warm-up" if warmup else ""),
         {"kind": "trace", "trace": str(path), "warmup": warmup, "requests": counted},
