@@ -44,6 +44,9 @@ if TYPE_CHECKING:
     from dsim.trace import Trace
     from dsim.workload import ClosedLoop
 
+#: What --step-log writes beside the other files.
+_LOG_FILES = ("steps.csv", "kv.csv", "all_requests.csv")
+
 
 def simulate(
     context: typer.Context,
@@ -140,7 +143,8 @@ def simulate(
     ] = False,
     check: Annotated[bool, typer.Option("--check", help="Verify the conservation laws on the result.")] = False,
     step_log: Annotated[
-        bool, typer.Option("--step-log", help="Also write every batch, to steps.csv; needs -o.")
+        bool,
+        typer.Option("--step-log", help="Also write every batch and all KV use, to steps.csv and kv.csv; needs -o."),
     ] = False,
     seed: Seed = 0,
     output_format: FormatOption = Format.TABLE,
@@ -191,7 +195,7 @@ def simulate(
     )
     if step_log and output_dir is None:
         raise InputError("--step-log", "needs a place to write to", hint="add --output-dir DIR")
-    names = ["summary.json", "requests.csv", "config.yaml", *(["steps.csv"] if step_log else [])]
+    names = ["summary.json", "requests.csv", "config.yaml", *(_LOG_FILES if step_log else [])]
     if output_dir is not None:
         from dsim.cli.output import OutputFolder
 
@@ -212,7 +216,7 @@ def simulate(
             "config.yaml": rerun_text(context),
         }
         if step_log:
-            files["steps.csv"] = _steps_csv(result)
+            files |= _log_files(result)
         folder.write(files)
     _print(asked, result, summary, output_format=output_format, no_color=no_color)
     if output_dir is not None:
@@ -489,6 +493,17 @@ def _print(asked: _Run, result: Result, summary: dict[str, Any], *, output_forma
         if asked.extrapolate:
             lines.append("extrapolated: steps may lie outside the range that the profile was measured on")
         show("\n".join(lines), *run_parts(result, summary, asked.slo), color=use_color(no_color=no_color))
+
+
+def _log_files(result: Result) -> dict[str, str]:
+    """Return what --step-log writes, by name: what `dsim plot` draws a timeline from."""
+    from dataclasses import asdict
+
+    from dsim.cli.output import to_csv
+
+    every = result.arrivals().to_csv(index_label="request", lineterminator="\n")
+    kv = to_csv([asdict(change) for change in result.kv or ()])
+    return dict(zip(_LOG_FILES, (_steps_csv(result), kv, every), strict=True))
 
 
 def _steps_csv(result: Result) -> str:
