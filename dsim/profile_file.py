@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import math
 import re
@@ -61,8 +62,17 @@ def load_profile(path: Path | str, changes: Mapping[str, Field] = MappingProxyTy
         InputError: the file cannot be read, breaks the form of docs/profiles.md, or its numbers break the contract of
             latency models in a way that the file does not list under `violations`.
     """
-    data = read_bytes(path)
-    return parse_profile(data, file=str(path), changes=changes)
+    data, listed = read_bytes(path), tuple(changes.items())
+    try:
+        return _kept(data, str(path), listed)
+    except TypeError:  # a change that is a collection has no hash
+        return parse_profile(data, file=str(path), changes=changes)
+
+
+@functools.lru_cache(maxsize=256)
+def _kept(data: bytes, file: str, changes: tuple[tuple[str, Field], ...]) -> Profile:
+    """Return the profile in `data`, the same object for the same content: a sweep asks for it once a task."""
+    return parse_profile(data, file=file, changes=dict(changes))
 
 
 def parse_profile(data: bytes, *, file: str, changes: Mapping[str, Field] = MappingProxyType({})) -> Profile:
