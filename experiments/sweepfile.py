@@ -20,6 +20,7 @@ from experiments.edits import edited, parse_assignment, plain
 from experiments.factors import MOST_TASKS, Factor, parse_factors, row_value
 from experiments.measures import columns
 from experiments.plots import PlotSpec, parse_plot
+from experiments.settings import KEYS as SETTING_KEYS
 from experiments.settings import Measure, Setting, parse_setting
 
 if TYPE_CHECKING:
@@ -52,6 +53,8 @@ POINT_KEYS = {
 }
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+#: Keys of a profile file, which the loader of profiles knows.
+_FREE = "profile_set."
 #: Keys of a setting that name files, relative to the sweep file.
 _FILE_KEYS = ("profile", "colocated_profile", "trace")
 #: Columns of the summary that are no metric.
@@ -170,8 +173,8 @@ def read_outline(path: Path, *, assignments: Sequence[str] = (), quick: bool = F
     """
     tree = read_yaml(path).field
     _check_keys(tree.section())
-    quick_changes = _quick_changes(tree.section())
     original = _factors(tree.section())
+    quick_changes = _quick_changes(tree.section())
     changes = [*(quick_changes if quick else ()), *(parse_assignment(text) for text in assignments)]
     for name, value in changes:
         _check_change(tree, name, value)
@@ -206,7 +209,21 @@ def _check_keys(section: Section) -> None:
 
 def _factors(section: Section) -> tuple[Factor, ...]:
     field = section.get("factors")
-    return () if field is None or field.value is None else parse_factors(field.section())
+    factors = () if field is None or field.value is None else parse_factors(field.section())
+    for factor in factors:
+        for choice in factor.choices:
+            for path, value in choice.settings:
+                _check_path(path, value)
+    return factors
+
+
+def _check_path(path: str, value: Field) -> None:
+    """Refuse a path that is no key of a setting."""
+    known = [key.name for key in SETTING_KEYS]
+    if path not in known and not path.startswith(_FREE):
+        hint = nearest(path, known)
+        hint = hint if hint.startswith("did") else "docs/sweeps.md lists the keys of base"
+        raise InputError(value.where, "is no key of base", value=path, hint=hint)
 
 
 def _quick_changes(section: Section) -> list[tuple[str, Field]]:

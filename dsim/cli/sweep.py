@@ -75,12 +75,19 @@ def sweep(
     if retry_failed and not resume:
         raise InputError("--retry-failed", "needs --resume", hint="add --resume")
     from dsim.cli.output import OutputFolder
+    from experiments.edits import SET
     from experiments.shipped import find_sweep
     from experiments.store import RowsFile, Shard
     from experiments.sweepfile import read_sweep
 
     part = None if shard is None else Shard.parse(shard, "--shard")
-    chosen = read_sweep(find_sweep(file, "FILE"), assignments=assignments or (), quick=quick)
+    path = find_sweep(file, "FILE")
+    try:
+        chosen = read_sweep(path, assignments=assignments or (), quick=quick)
+    except InputError as error:
+        if error.where != f"{SET}:1":
+            raise
+        raise InputError(SET, error.rule, name=error.name, value=error.value, hint=error.hint) from None
     folder = _RESULTS / chosen.outline.name if output_dir is None else output_dir
     OutputFolder(folder).check([])
     asked = _Asked(
