@@ -154,38 +154,31 @@ def search(
     no_color: NoColor = False,
 ) -> int:
     """Find the placement that serves the most requests per GPU within the latency targets."""
-    from profiles.shipped import choose_colocated, choose_profile
-
     del config, assignments
-    whole("--seed", seed, at_least=0, at_most=2**32 - 1)
-    workers = _cores() if jobs is None else whole("--jobs", jobs, at_least=1, at_most=1024)
-    parse_slo(slo)
-    used = choose_profile(model=model, gpu=gpu, engine=engine, file=profile)
-    colocated = choose_colocated(used, engine=colocated_engine, file=colocated_profile)
-    asked = _Asked(
+    workers = cores() if jobs is None else whole("--jobs", jobs, at_least=1, at_most=1024)
+    asked, question = resolved(
+        slo=slo,
         model=model,
-        workload="sharegpt" if workload is None else workload,
-        arrivals="poisson" if arrivals is None else arrivals,
-        used=used,
-        colocated=colocated,
+        gpu=gpu,
+        engine=engine,
+        profile=profile,
+        colocated_engine=colocated_engine,
+        colocated_profile=colocated_profile,
+        gpus=gpus,
+        nodes=nodes,
+        gpus_per_node=gpus_per_node,
+        workload=workload,
+        arrivals=arrivals,
+        attainment=attainment,
+        affinity=affinity,
+        mode=mode,
+        policy=policy,
+        prefill_batching=prefill_batching,
+        requests=requests,
+        top=top,
+        precision=precision,
+        seed=seed,
     )
-    try:
-        question = _question(
-            asked,
-            slo=slo,
-            cluster=_cluster(used, gpus=gpus, nodes=nodes, gpus_per_node=gpus_per_node, affinity=affinity),
-            attainment=parse_share(attainment, "--attainment"),
-            precision=parse_share(precision, "--precision"),
-            affinity=affinity,
-            mode=mode,
-            policies=tuple(dict.fromkeys(policy or Policy)),
-            prefill_token_limit=used.prefill_token_limit(prefill_batching),
-            num_requests=None if requests is None else whole("--requests", requests, at_least=10),
-            top=whole("--top", top, at_least=1, at_most=1000),
-            seed=seed,
-        )
-    except InputError as error:
-        raise by_option(error) from None
     names = ["result.json", "trials.csv", "attainment.csv", "attainment.png", "config.yaml"]
     if output_dir is not None:
         from dsim.cli.output import OutputFolder
@@ -195,7 +188,7 @@ def search(
     if dry_run:
         _print_plan(asked, question, output_format=output_format, files=names if output_dir is not None else [])
         return 0
-    with _progress_bar(quiet=quiet, no_color=no_color) as progress:
+    with progress_bar(quiet=quiet, no_color=no_color) as progress:
         result, curves = _found(question, jobs=workers, progress=progress, draw=output_dir is not None)
     answer = {**result.to_dict(), **_described(asked, question)}
     if output_dir is not None:
@@ -223,8 +216,70 @@ def search(
     return 3
 
 
+def resolved(
+    *,
+    slo: str,
+    model: str | None,
+    gpu: str | None,
+    engine: str | None,
+    profile: Path | None,
+    colocated_engine: str | None,
+    colocated_profile: Path | None,
+    gpus: int | None,
+    nodes: int | None,
+    gpus_per_node: int | None,
+    workload: str | None,
+    arrivals: str | None,
+    attainment: str,
+    affinity: AffinityChoice,
+    mode: ModeChoice,
+    policy: list[Policy] | None,
+    prefill_batching: PrefillBatching,
+    requests: int | None,
+    top: int,
+    precision: str,
+    seed: int,
+) -> tuple[Asked, Question]:
+    """Return the question that the options of a search ask.
+
+    Raises:
+        InputError: a value cannot be used.
+    """
+    from profiles.shipped import choose_colocated, choose_profile
+
+    whole("--seed", seed, at_least=0, at_most=2**32 - 1)
+    parse_slo(slo)
+    used = choose_profile(model=model, gpu=gpu, engine=engine, file=profile)
+    colocated = choose_colocated(used, engine=colocated_engine, file=colocated_profile)
+    asked = Asked(
+        model=model,
+        workload="sharegpt" if workload is None else workload,
+        arrivals="poisson" if arrivals is None else arrivals,
+        used=used,
+        colocated=colocated,
+    )
+    try:
+        question = _question(
+            asked,
+            slo=slo,
+            cluster=_cluster(used, gpus=gpus, nodes=nodes, gpus_per_node=gpus_per_node, affinity=affinity),
+            attainment=parse_share(attainment, "--attainment"),
+            precision=parse_share(precision, "--precision"),
+            affinity=affinity,
+            mode=mode,
+            policies=tuple(dict.fromkeys(policy or Policy)),
+            prefill_token_limit=used.prefill_token_limit(prefill_batching),
+            num_requests=None if requests is None else whole("--requests", requests, at_least=10),
+            top=whole("--top", top, at_least=1, at_most=1000),
+            seed=seed,
+        )
+    except InputError as error:
+        raise by_option(error) from None
+    return asked, question
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Asked:
+class Asked:
     """What the answer's heading says."""
 
     model: str | None
@@ -234,7 +289,7 @@ class _Asked:
     colocated: Profile
 
 
-def _cores() -> int:
+def cores() -> int:
     """Return the cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
@@ -259,7 +314,7 @@ def _cluster(
 
 
 def _question(
-    asked: _Asked,
+    asked: Asked,
     *,
     slo: str,
     cluster: Cluster,
@@ -317,7 +372,7 @@ def _found(
 
 
 @contextlib.contextmanager
-def _progress_bar(*, quiet: bool, no_color: bool) -> Iterator[Progress | None]:
+def progress_bar(*, quiet: bool, no_color: bool) -> Iterator[Progress | None]:
     """Show on stderr how far the search is, where somebody looks."""
     if quiet or not sys.stderr.isatty():
         yield None
@@ -356,7 +411,7 @@ def _curve_rows(curves: Sequence[Curve]) -> list[dict[str, object]]:
     ]
 
 
-def _described(asked: _Asked, question: Question) -> dict[str, Any]:
+def _described(asked: Asked, question: Question) -> dict[str, Any]:
     """Return what the answer depends on, beside the question itself."""
     slo = question.slo
     return {
@@ -377,7 +432,7 @@ def _described(asked: _Asked, question: Question) -> dict[str, Any]:
     }
 
 
-def _introduction(asked: _Asked, question: Question) -> list[str]:
+def _introduction(asked: Asked, question: Question) -> list[str]:
     from dsim.cli.tables import percent
 
     model = asked.used.model
@@ -396,11 +451,11 @@ def _introduction(asked: _Asked, question: Question) -> list[str]:
     return lines
 
 
-def _title(asked: _Asked, question: Question) -> str:
+def _title(asked: Asked, question: Question) -> str:
     return f"{display_name(asked.used.model)}, {asked.used.gpu.name}, {asked.workload}, {question.slo}"
 
 
-def _print_plan(asked: _Asked, question: Question, *, output_format: Format, files: list[str]) -> None:
+def _print_plan(asked: Asked, question: Question, *, output_format: Format, files: list[str]) -> None:
     from dsim.cli.output import emit, to_csv, to_json
     from placement.search import candidates
 
@@ -416,7 +471,7 @@ def _print_plan(asked: _Asked, question: Question, *, output_format: Format, fil
 
 
 def _print(
-    asked: _Asked,
+    asked: Asked,
     question: Question,
     result: SearchResult,
     answer: dict[str, Any],

@@ -133,7 +133,7 @@ class _Asked:
 
 
 def _workers(jobs: int | None, chosen: Sweep) -> int:
-    from dsim.cli.search import _cores as cores
+    from dsim.cli.search import cores
 
     workers = cores() if jobs is None else whole("--jobs", jobs, at_least=1, at_most=1024)
     return workers if chosen.outline.jobs is None else min(workers, chosen.outline.jobs)
