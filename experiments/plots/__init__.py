@@ -2,6 +2,7 @@
 
 from experiments.plots.attainment import attainment_figure, attainment_png, attainment_svg, plot_attainment
 from experiments.plots.draw import draw, render
+from experiments.plots.results import RUN_KINDS, SEARCH_KINDS, run_figures, search_figures
 from experiments.plots.spec import COMMON_KEYS, FORMS, OWN_KEYS, Form, Kind, Mark, PlotSpec, parse_plot
 from experiments.plots.style import STYLES, new_figure, rendered
 
@@ -9,6 +10,8 @@ __all__ = [
     "COMMON_KEYS",
     "FORMS",
     "OWN_KEYS",
+    "RUN_KINDS",
+    "SEARCH_KINDS",
     "STYLES",
     "Form",
     "Kind",
@@ -23,4 +26,6 @@ __all__ = [
     "plot_attainment",
     "render",
     "rendered",
+    "run_figures",
+    "search_figures",
 ]

@@ -27,7 +27,9 @@ from experiments.plots.style import (
     Legended,
     add_legend,
     colour_of,
+    digits,
     hatch_of,
+    interval_text,
     marker_of,
     new_figure,
     once,
@@ -48,6 +50,8 @@ _BARS_SHARE = 0.7
 #: End-to-end latency less the other parts.
 _DECODE = "decode"
 _E2E = "e2e_s.mean"
+#: Parts before decoding that are less than this share of the whole are shown again, larger.
+_SMALL = 0.35
 
 
 def goodput_figure(spec: PlotSpec, summary: pd.DataFrame, published: pd.DataFrame | None) -> Figure:
@@ -80,7 +84,7 @@ def goodput_figure(spec: PlotSpec, summary: pd.DataFrame, published: pd.DataFram
         handles.append(bars)
         _intervals(axes, rows[known], value.take(np.flatnonzero(known)))
         for row, best, low, high in zip(rows, value.best, value.low, value.high, strict=True):
-            _write(axes, row, high, _with_interval(best, low, high, has_interval=value.has_interval))
+            _write(axes, row, high, interval_text(best, low, high))
         handles += _published(
             axes, spec, of_series(spec, points, series), rows=categories, offset=offset, number=series.number
         )
@@ -146,21 +150,56 @@ def parts_of(spec: PlotSpec, frame: pd.DataFrame) -> list[Part]:
 
 
 def breakdown_figure(spec: PlotSpec, summary: pd.DataFrame) -> Figure:
-    """Return a figure of stacked parts, one bar for each row, in seconds or as shares of the whole."""
+    """Return a figure of stacked parts, one bar for each row, in seconds or as shares of the whole.
+
+    Where decoding dwarfs the other parts, a panel of its own shows these.
+    """
     frame = rows_of(spec, summary)
     names = _row_names(spec, frame)
     _once_each(spec, names)
     parts = parts_of(spec, frame)
+    whole = parts[-1].label == _DECODE
     total = np.sum([part.seconds for part in parts], axis=0)
+    before = total - parts[-1].seconds if whole else total
+    zoomed = whole and not spec.share and before.max() < _SMALL * total.max()
+    height = _REST + _BAR * len(names) * 1.3
+    figure = new_figure(width=9.6 if zoomed else 7.0, height=height)
+    grid = figure.subplots(1, 2 if zoomed else 1, sharey=True, squeeze=False)[0]
+    handles = _stack(grid[-1], spec, parts, total)
+    if whole and not spec.share:
+        latency = values_of(frame, _E2E, spec=spec)
+        _intervals(grid[-1], np.arange(len(names), dtype=np.float64), latency)
+        ends = np.fmax(total, latency.high)
+    else:
+        ends = np.full(len(names), 100.0) if spec.share else total
+    for row, seconds in enumerate(total):
+        _write(grid[-1], row, ends[row], _seconds(seconds))
+    what = "mean latency" if whole else "mean time"
+    label = f"share of the {what} (%)" if spec.share else f"{what} (s)"
+    _finish(grid[-1], spec, names, label=label if zoomed else spec.xlabel or label)
+    if zoomed:
+        _stack(grid[0], spec, parts[:-1], before)
+        for row, seconds in enumerate(before):
+            _write(grid[0], row, seconds, _seconds(seconds))
+        _finish(grid[0], spec, names, label="of it before decoding (s)")
+        grid[1].tick_params(labelleft=False)
+    if spec.share:
+        grid[-1].set_xlim(0, 118)
+        grid[-1].set_xticks(range(0, 101, 20))
+    set_title(figure, spec.title)
+    add_legend(figure, handles)
+    return figure
+
+
+def _stack(axes: Axes, spec: PlotSpec, parts: Sequence[Part], total: Floats) -> list[Legended]:
+    """Draw the parts of all rows, one after the other."""
     scale = 100 / np.where(total > 0, total, np.nan) if spec.share else np.ones(len(total))
-    figure = new_figure(height=_REST + _BAR * len(names) * 1.3)
-    axes = figure.subplots()
-    left = np.zeros(len(names))
+    left = np.zeros(len(total))
     handles: list[Legended] = []
     for number, part in enumerate(parts):
         width = np.nan_to_num(part.seconds * scale)
         bars = axes.barh(
-            np.arange(len(names)),
+            np.arange(len(total)),
             width,
             left=left,
             height=0.72,
@@ -172,25 +211,7 @@ def breakdown_figure(spec: PlotSpec, summary: pd.DataFrame) -> Figure:
         )
         handles.append(bars)
         left = left + width
-    whole = parts[-1].label == _DECODE
-    if whole and not spec.share:
-        _intervals(axes, np.arange(len(names), dtype=np.float64), values_of(frame, _E2E, spec=spec))
-    for row, seconds in enumerate(total):
-        _write(axes, row, 100.0 if spec.share else _end(frame, spec, row, seconds, whole=whole), f"{_seconds(seconds)}")
-    what = "mean latency" if whole else "mean time"
-    label = f"share of the {what} (%)" if spec.share else f"{what} (s)"
-    _finish(axes, spec, names, label=spec.xlabel or label)
-    if spec.share:
-        axes.set_xlim(0, 118)
-        axes.set_xticks(range(0, 101, 20))
-    set_title(figure, spec.title)
-    add_legend(figure, handles)
-    return figure
-
-
-def _end(frame: pd.DataFrame, spec: PlotSpec, row: int, seconds: float, *, whole: bool) -> float:
-    """Return where a bar with its interval ends."""
-    return max(seconds, float(values_of(frame, _E2E, spec=spec).high[row])) if whole else seconds
+    return handles
 
 
 def _row_names(spec: PlotSpec, frame: pd.DataFrame) -> list[str]:
@@ -231,12 +252,8 @@ def _write(axes: Axes, row: float, end: float, text: str) -> None:
         axes.annotate("none", (0, row), xytext=(5, 0), textcoords="offset points", va="center", fontsize="small")
 
 
-def _with_interval(best: float, low: float, high: float, *, has_interval: bool) -> str:
-    return f"{best:.3g} [{low:.3g}, {high:.3g}]" if has_interval and low < high else f"{best:.3g}"
-
-
 def _seconds(seconds: float) -> str:
-    return f"{seconds * 1e3:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"
+    return f"{digits(seconds * 1e3)} ms" if seconds < 1 else f"{digits(seconds)} s"
 
 
 def _finish(axes: Axes, spec: PlotSpec, names: Sequence[str], *, label: str) -> None:

@@ -19,6 +19,7 @@ from experiments.plots.style import (
     marker_of,
     new_figure,
     once,
+    plain_ticks,
     published_handle,
     set_title,
     tidy,
@@ -45,14 +46,17 @@ def cdf_figure(spec: PlotSpec, summary: pd.DataFrame, published: pd.DataFrame | 
     handles: list[Legended] = []
     for axes, column in zip(grid, spec.y, strict=True):
         tidy(axes)
-        for series in series_of(spec, frame):
+        every = series_of(spec, frame)
+        for series in every:
             handles += _curve(axes, spec, series, column)
+        for series in every:
             handles += _published(axes, series, column, of_series(spec, points, series))
         axes.set_xlabel(quantity(column).axis if several > 1 else spec.xlabel or quantity(column).axis)
         if spec.log_x:
             axes.set_xscale("log")
         else:
             axes.set_xlim(left=0)
+        plain_ticks(axes, y=False)
         axes.set_ylim(-2, 102)
     grid[0].set_ylabel(spec.ylabel or "requests (%)")
     set_title(figure, spec.title)

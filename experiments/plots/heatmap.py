@@ -10,7 +10,7 @@ import numpy as np
 from experiments.plots.data import Floats, problem, published_of, rows_of, text_of, texts_of, values_of
 from experiments.plots.labels import Quantity, quantity
 from experiments.plots.spec import PlotSpec
-from experiments.plots.style import Legended, add_legend, new_figure, set_title
+from experiments.plots.style import Legended, add_legend, digits, new_figure, set_title
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -42,9 +42,9 @@ def heatmap_figure(spec: PlotSpec, summary: pd.DataFrame, published: pd.DataFram
     for i in range(len(rows)):
         for j in range(len(columns)):
             if cells[i, j] == cells[i, j]:
-                text = f"{cells[i, j]:.3g}"
+                text = f"{digits(cells[i, j])}"
                 text += f" {letters[names[i, j]]}" if (i, j) in names else ""
-                text += f"\n({theirs[i, j]:.3g})" if theirs is not None and theirs[i, j] == theirs[i, j] else ""
+                text += f"\n({digits(theirs[i, j])})" if theirs is not None and theirs[i, j] == theirs[i, j] else ""
                 bright = sum(map_of(mesh.norm(cells[i, j]))[:3]) > 1.5
                 axes.text(
                     j + 0.5, i + 0.5, text, ha="center", va="center", fontsize="small",
@@ -114,10 +114,7 @@ def _named(
 def _legend(letters: dict[str, str]) -> list[Legended]:
     from matplotlib.lines import Line2D
 
-    return [
-        Line2D([], [], linestyle="none", marker=f"${letter}$", color="black", markersize=7, label=name)
-        for name, letter in letters.items()
-    ]
+    return [Line2D([], [], linestyle="none", label=f"{letter}  {name}") for name, letter in letters.items()]
 
 
 def _brackets(theirs: Floats | None) -> list[Legended]:
@@ -125,7 +122,7 @@ def _brackets(theirs: Floats | None) -> list[Legended]:
 
     if theirs is None or np.isnan(theirs).all():
         return []
-    return [Line2D([], [], linestyle="none", marker="$()$", color="black", markersize=9, label="published")]
+    return [Line2D([], [], linestyle="none", label="(in brackets)  published")]
 
 
 def _shown(column: str, value: object) -> str:

@@ -29,9 +29,12 @@ from experiments.plots.style import (
     Legended,
     add_legend,
     colour_of,
+    digits,
+    interval_text,
     marker_of,
     new_figure,
     once,
+    plain_ticks,
     published_handle,
     set_title,
     tidy,
@@ -160,9 +163,9 @@ def _draw_panel(
     every = series_of(spec, frame)
     for series in every:
         handles += _lines(axes, spec, panel, series, axis=axis)
-        handles += _lm(axes, spec, series)
     handles += _styles(panel) if every[0].label else []
     for series in every:
+        handles += _lm(axes, spec, series)
         handles += _published(axes, spec, series, panel.columns[0], published=published, axis=axis)
     handles += _targets(axes, spec, panel)
     for mark in spec.marks:
@@ -175,6 +178,7 @@ def _draw_panel(
         axes.set_ylim(-2, 104)
     elif not spec.log_y:
         axes.set_ylim(bottom=0)
+    plain_ticks(axes, x=axis.places is None)
     return handles
 
 
@@ -269,10 +273,10 @@ def _goodput(spec: PlotSpec, series: Series) -> Values | None:
 def _meeting_text(spec: PlotSpec, series: Series, x: Floats, y: Values) -> str:
     goodput = _goodput(spec, series)
     if goodput is not None:
-        return f": {goodput.best[0]:.2f} [{goodput.low[0]:.2f}, {goodput.high[0]:.2f}] {quantity(spec.x or '').unit}"
+        return f": {interval_text(goodput.best[0], goodput.low[0], goodput.high[0])} {quantity(spec.x or '').unit}"
     at = _meets(spec, x, y)
     word = "up to" if spec.kind is Kind.ATTAINMENT_RATE else "from"
-    return "" if at is None else f" (≥ {100 * spec.target:g} % {word} {at:.3g})"
+    return "" if at is None else f" (≥ {100 * spec.target:g} % {word} {digits(at)})"
 
 
 def _draw_meeting(axes: Axes, spec: PlotSpec, series: Series, x: Floats, y: Values, colour: str) -> None:

@@ -18,6 +18,7 @@ from experiments.plots.style import (
     marker_of,
     new_figure,
     once,
+    plain_ticks,
     published_handle,
     set_title,
     tidy,
@@ -66,6 +67,7 @@ def pareto_figure(spec: PlotSpec, summary: pd.DataFrame, published: pd.DataFrame
     handles += _named(axes, spec, frame, x, y, order)
     axes.set_xlim(left=0)
     axes.set_ylim(bottom=0)
+    plain_ticks(axes)
     axes.set_xlabel(spec.xlabel or user_axis(spec).axis)
     axes.set_ylabel(spec.ylabel or per_gpu_axis(spec).axis)
     set_title(figure, spec.title)
@@ -156,5 +158,5 @@ def _named(
         axes.annotate(
             str(place), (x.best[row], y.best[row]), xytext=(6, 6), textcoords="offset points", fontsize="small"
         )
-        handles.append(Line2D([], [], linestyle="none", marker=f"${place}$", color="black", label=names[row]))
+        handles.append(Line2D([], [], linestyle="none", label=f"{place}  {names[row]}"))
     return handles

@@ -17,7 +17,9 @@ from experiments.plots.style import (
     add_legend,
     colour_of,
     hatch_of,
+    interval_text,
     new_figure,
+    plain_ticks,
     set_title,
     tidy,
 )
@@ -128,6 +130,7 @@ def staircase_figure(spec: PlotSpec, summary: pd.DataFrame) -> Figure:
         axes.set_ylim(bottom=0)
         axes.set_ylabel("cost (USD/h)" if panel else spec.ylabel or "GPUs")
         axes.locator_params(axis="y", integer=not panel)
+        plain_ticks(axes)
     if priced and panels == 1:
         price = next(iter(prices)) or 0.0
         grid[0].spines["right"].set_visible(True)
@@ -147,9 +150,9 @@ def _draw(axes: object, copy: Copy, *, number: int, end: float, price: float) ->
     rates, gpus = stairs(copy.num_gpus, copy.goodput_per_s, end)
     unit = quantity("rate_per_s").unit
     label = f"{copy.label}: " if copy.label else ""
-    label += f"{copy.num_gpus} GPU{'s' if copy.num_gpus != 1 else ''} a copy, {copy.goodput_per_s:.3g}"
+    label += f"{copy.num_gpus} GPU{'s' if copy.num_gpus != 1 else ''} a copy, "
+    label += interval_text(copy.goodput_per_s, copy.low_per_s, copy.high_per_s)
     if copy.low_per_s < copy.high_per_s:
-        label += f" [{copy.low_per_s:.3g}, {copy.high_per_s:.3g}]"
         edges, fewest, most = band(copy, end)
         axes.fill_between(
             edges, fewest * price, most * price, facecolor=colour, alpha=0.2, hatch=hatch_of(number), edgecolor=colour,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
@@ -33,6 +34,9 @@ NEUTRAL = "#444444"
 _TITLE_WIDTH, _LEGEND_WIDTH = 78, 100
 #: Inches of one line of a legend, and of a title.
 _LEGEND_LINE, _TITLE_LINE = 0.175, 0.21
+
+#: A logarithmic axis of fewer decades has more ticks; an axis up to so much has commas.
+_DECADES, _THOUSANDS = 3.5, 10_000
 
 Form = Literal["png", "svg"]
 Legended: TypeAlias = "Artist | Container"
@@ -116,7 +120,10 @@ def published_handle(marker: str = "o") -> Legended:
 
 def once(handles: Sequence[Legended]) -> list[Legended]:
     """Return the handles, those whose label has come already left out."""
-    return list({str(handle.get_label()): handle for handle in reversed(handles)}.values())[::-1]
+    first: dict[str, Legended] = {}
+    for handle in handles:
+        first.setdefault(str(handle.get_label()), handle)
+    return list(first.values())
 
 
 def tidy(axes: Axes) -> None:
@@ -124,6 +131,51 @@ def tidy(axes: Axes) -> None:
     axes.grid(visible=True, alpha=0.3)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
+
+
+def plain_ticks(axes: Axes, *, x: bool = True, y: bool = True) -> None:
+    """Write ticks as plain numbers, thousands apart by commas; a short logarithmic axis also has ticks at 2 and 5."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    for axis, wanted in ((axes.xaxis, x), (axes.yaxis, y)):
+        if not wanted:
+            continue
+        logarithmic = axis.get_scale() == "log"
+        low, high = sorted(axis.get_view_interval())
+        if logarithmic:
+            decades = math.log10(high / low)
+            axis.set_major_locator(LogLocator(subs=(1, 2, 5) if decades < _DECADES else (1,), numticks=20))
+            axis.set_minor_formatter(NullFormatter())
+        if logarithmic or high >= _THOUSANDS:
+            axis.set_major_formatter(FuncFormatter(lambda value, _position: _plain(value)))
+
+
+def digits(value: float, significant: int = 3) -> str:
+    """Return a number with that many digits, trailing zeros included.
+
+    >>> digits(2.7), digits(22.94), digits(1234.5), digits(0.0)
+    ('2.70', '22.9', '1230', '0')
+    """
+    if value == 0 or not math.isfinite(value):
+        return f"{value:g}"
+    places = significant - 1 - math.floor(math.log10(abs(value)))
+    rounded = round(value, places)
+    # Rounding up may make one digit more.
+    places = significant - 1 - math.floor(math.log10(abs(rounded)))
+    return f"{rounded:.{max(0, places)}f}"
+
+
+def interval_text(best: float, low: float, high: float) -> str:
+    """Return an estimate and, where there is one, its interval.
+
+    >>> interval_text(2.7, 2.584, 2.813), interval_text(2.7, 2.7, 2.7)
+    ('2.70 [2.58, 2.81]', '2.70')
+    """
+    return f"{digits(best)} [{digits(low)}, {digits(high)}]" if low < high else digits(best)
+
+
+def _plain(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= _THOUSANDS / 10 and value == round(value) else f"{value:g}"
 
 
 def rendered(figure: Figure, form: Form) -> bytes:
