@@ -61,11 +61,12 @@ def run_tasks(tasks: Sequence[Task], *, jobs: int) -> Generator[Row, None, None]
 class _Crew:
     """Worker processes and where each task is.
 
-    When a process dies, every task in flight is a suspect: suspects run once more, one at a time, and one whose process
-    dies again has failed.
+    When a process dies, every task in flight is a suspect. Suspects run again, one at a time; one that so kills its
+    process runs once more, and has failed if it does it again.
 
     Args:
         first: the task whose row is next.
+        killed: the suspect that has killed its process while it ran alone.
     """
 
     tasks: Sequence[Task]
@@ -75,6 +76,7 @@ class _Crew:
     suspects: deque[int] = field(default_factory=deque)
     flight: dict[Future[Outcome], int] = field(default_factory=dict)
     done: dict[int, Outcome] = field(default_factory=dict)
+    killed: int | None = None
     false_starts: int = 0
 
     def __post_init__(self) -> None:
@@ -131,11 +133,13 @@ class _Crew:
             self.false_starts += 1
             if self.false_starts > 2:
                 raise InternalError("worker processes do not start")
-        elif self.suspects:
+        elif not self.suspects:
+            self.suspects.extend(sorted(self.flight.values()))
+        elif self.killed != self.suspects[0]:
+            self.killed = self.suspects[0]
+        else:
             text = "its process was killed twice; is there enough memory?"
             self._finish(self.suspects[0], Outcome({}, text))
-        else:
-            self.suspects.extend(sorted(self.flight.values()))
         self.flight.clear()
 
     def _in_order(self) -> Iterator[Row]:

@@ -1,3 +1,4 @@
+# ruff: noqa: E501 (tables of one case a line)
 """Sweep files: what they mean, and that every malformed one is refused on one line before anything is written."""
 
 from __future__ import annotations
@@ -158,7 +159,7 @@ def line_of(text: str, old: str, new: str) -> int:
     return next(number for number, (a, b) in enumerate(lines, 1) if a != b)
 
 
-@pytest.mark.parametrize(("old", "new", "words"), MALFORMED, ids=range(len(MALFORMED)))
+@pytest.mark.parametrize(("old", "new", "words"), MALFORMED, ids=map(str, range(len(MALFORMED))))
 def test_a_malformed_file_is_one_line(old: str, new: str, words: str, cli: Cli, tmp_path: Path) -> None:
     assert old in GOOD
     file = tmp_path / "bad.yaml"
