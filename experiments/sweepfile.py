@@ -285,7 +285,7 @@ def _outline(tree: Field, original: Sequence[Factor], *, folder: Path) -> Outlin
         replications=replications,
         jobs=section.integer("jobs", at_least=1, at_most=1024) if "jobs" in section else None,
         outputs=_outputs(section, measured),
-        plots=_plots(section, known),
+        plots=_plots(section, known, varying=[factor.key for factor in factors if len(factor.choices) > 1]),
         published=replace(published, points=points),
         measured=measured,
     )
@@ -324,13 +324,13 @@ def _outputs(section: Section, measured: Collection[str]) -> tuple[str, ...]:
     return tuple(names)
 
 
-def _plots(section: Section, known: Collection[str]) -> tuple[PlotSpec, ...]:
+def _plots(section: Section, known: Collection[str], *, varying: Collection[str]) -> tuple[PlotSpec, ...]:
     field = section.get("plots")
     if field is None:
         return ()
     specs: dict[str, PlotSpec] = {}
     for item in field.items():
-        spec = parse_plot(item.section(), columns=known)
+        spec = parse_plot(item.section(), columns=known, varying=varying)
         if spec.file in specs:
             raise item.error_of_key(f"would overwrite the figure {spec.file}", "give each figure its own `file`")
         specs[spec.file] = spec

@@ -21,7 +21,7 @@ from experiments.plots.data import (
     values_of,
 )
 from experiments.plots.labels import quantity, short
-from experiments.plots.spec import FORMS, PlotSpec
+from experiments.plots.spec import ALL_PARTS, TTFT_PARTS, PlotSpec
 from experiments.plots.style import (
     NEUTRAL,
     Legended,
@@ -56,7 +56,8 @@ _SMALL = 0.35
 
 def goodput_figure(spec: PlotSpec, summary: pd.DataFrame, published: pd.DataFrame | None) -> Figure:
     """Return a figure of the goodput of each placement (or other value of x) as bars with intervals and numbers."""
-    frame, points = rows_of(spec, summary), published_of(spec, published)
+    frame = rows_of(spec, summary)
+    points = published_of(spec, published, frame, shown=(spec.x, spec.series))
     assert spec.x is not None
     categories = _categories(spec, frame)
     every = series_of(spec, frame)
@@ -142,8 +143,7 @@ def parts_of(spec: PlotSpec, frame: pd.DataFrame) -> list[Part]:
     of TTFT. Requests without a part (of one token, say) are not in its mean; the parts add up all the same.
     """
     parts = [Part(short(column), np.nan_to_num(values_of(frame, column, spec=spec).best)) for column in spec.y]
-    default = FORMS[spec.kind].y or ()
-    if _E2E in frame.columns and set(spec.y) <= set(default):
+    if _E2E in frame.columns and _before_decoding(spec):
         rest = values_of(frame, _E2E, spec=spec).best - np.sum([part.seconds for part in parts], axis=0)
         parts.append(Part(_DECODE, np.clip(np.nan_to_num(rest), 0, None)))
     return parts
@@ -174,7 +174,13 @@ def breakdown_figure(spec: PlotSpec, summary: pd.DataFrame) -> Figure:
         ends = np.full(len(names), 100.0) if spec.share else total
     for row, seconds in enumerate(total):
         _write(grid[-1], row, ends[row], _seconds(seconds))
-    what = "mean latency" if whole else "mean time"
+    what = (
+        "mean latency"
+        if whole or set(spec.y) == set(ALL_PARTS)
+        else "mean time before decoding"
+        if _before_decoding(spec)
+        else "mean time"
+    )
     label = f"share of the {what} (%)" if spec.share else f"{what} (s)"
     _finish(grid[-1], spec, names, label=label if zoomed else spec.xlabel or label)
     if zoomed:
@@ -189,6 +195,10 @@ def breakdown_figure(spec: PlotSpec, summary: pd.DataFrame) -> Figure:
     set_title(figure, spec.title)
     add_legend(figure, handles)
     return figure
+
+
+def _before_decoding(spec: PlotSpec) -> bool:
+    return set(spec.y) <= set(TTFT_PARTS)
 
 
 def _stack(axes: Axes, spec: PlotSpec, parts: Sequence[Part], total: Floats) -> list[Legended]:

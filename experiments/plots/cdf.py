@@ -39,7 +39,8 @@ def cdf_figure(spec: PlotSpec, summary: pd.DataFrame, published: pd.DataFrame | 
 
     Published percentiles (`ttft_s.p90`) are points of `quantiles.ttft_s`.
     """
-    frame, points = rows_of(spec, summary), published_of(spec, published)
+    frame = rows_of(spec, summary)
+    points = published_of(spec, published, frame, shown=(spec.series,))
     several = len(spec.y)
     figure = new_figure(width=7.0 if several < 3 else 9.6, height=3.4)
     grid = figure.subplots(1, several, sharey=True, squeeze=False)[0]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -138,13 +138,38 @@ def rows_of(spec: PlotSpec, frame: pd.DataFrame) -> pd.DataFrame:
     return kept
 
 
-def published_of(spec: PlotSpec, published: pd.DataFrame | None) -> pd.DataFrame | None:
-    """Return the published points that belong to the figure; a column that a point lacks does not exclude it."""
+def published_of(
+    spec: PlotSpec, published: pd.DataFrame | None, frame: pd.DataFrame, *, shown: Sequence[str | None]
+) -> pd.DataFrame | None:
+    """Return the published points that belong to the figure; a column that a point lacks does not exclude it.
+
+    Args:
+        frame: the rows beside which they are shown: what a point lacks of `shown` comes from the row that agrees with
+            all the point has but `y`.
+        shown: columns that say where a point stands.
+    """
     if published is None or not len(published):
         return None
+    published = _located(spec, published, frame, [name for name in shown if name is not None])
     where = {name: value for name, value in spec.where.items() if name in published.columns}
     kept = published[matches(published, where, lenient=True)]
     return kept if len(kept) else None
+
+
+def _located(spec: PlotSpec, published: pd.DataFrame, frame: pd.DataFrame, shown: Sequence[str]) -> pd.DataFrame:
+    """Return the points with the columns of `shown` filled in from the rows that agree with them."""
+    missing = [name for name in shown if name in frame.columns and name not in published.columns]
+    if not missing:
+        return published
+    factors = [name for name in published.columns if name in frame.columns and name not in {*spec.y, spec.value}]
+    found = []
+    for _, point in published.iterrows():
+        known = {name: point[name] for name in factors if not _missing(point[name])}
+        rows = frame[matches(frame, known)]
+        found.append({name: rows[name].iloc[0] if len(rows) else None for name in missing})
+    for name in missing:
+        published = published.assign(**{name: np.array([row[name] for row in found], dtype=object)})
+    return published
 
 
 def matches(frame: pd.DataFrame, where: Mapping[str, Scalar], *, lenient: bool = False) -> NDArray[np.bool_]:

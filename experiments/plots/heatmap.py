@@ -24,7 +24,8 @@ def heatmap_figure(spec: PlotSpec, summary: pd.DataFrame, published: pd.DataFram
     """
     from matplotlib import colormaps
 
-    frame, points = rows_of(spec, summary), published_of(spec, published)
+    frame = rows_of(spec, summary)
+    points = published_of(spec, published, frame, shown=(spec.x, spec.y[0]))
     assert spec.x is not None
     assert spec.value is not None
     columns, rows = _order(frame, spec.x), _order(frame, spec.y[0])

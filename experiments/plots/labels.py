@@ -55,6 +55,22 @@ _NAMED = {
     "slo.tpot": Quantity("TPOT limit", "ms", 1e3),
     "slo.e2e": Quantity("E2E limit", "s"),
     "num_gpus": Quantity("GPUs"),
+    "num_requests": Quantity("requests"),
+    "max_gpus": Quantity("GPUs at most"),
+    "best.ratio": Quantity("goodput, disaggregated / colocated"),
+    "cost_usd_per_h": Quantity("cost", "USD/h"),
+    "kernel_s": Quantity("kernels of a step", "ms", 1e3),
+    "host_s": Quantity("host overhead of a step", "ms", 1e3),
+    "added_s": Quantity("added to a step", "ms", 1e3),
+    "longest_step_s": Quantity("longest step", "ms", 1e3),
+    "slowdown": Quantity("slow-down", "multiple"),
+    "tokens": Quantity("tokens of a step"),
+    "chunks": Quantity("chunks of a prompt"),
+    "reread_chunks": Quantity("chunks whose KV is read again"),
+    "reread_tokens": Quantity("KV read again", "tokens"),
+    "reread_bytes": Quantity("KV read again", "GB", 1e-9),
+    "reread_s": Quantity("time to read KV again", "ms", 1e3),
+    "decode_s": Quantity("decode", "s"),
     "search.gpus": Quantity("GPUs"),
     "search.nodes": Quantity("nodes"),
     "step_s": Quantity("step", "ms", 1e3),
@@ -65,6 +81,7 @@ _NAMED = {
     "tokens_per_gpu_per_s": Quantity("throughput", "tokens/s per GPU"),
     "output_tokens_per_gpu_per_s": Quantity("output throughput", "tokens/s per GPU"),
     "tokens_per_user_per_s": Quantity("speed of one user", "tokens/s"),
+    "output_tokens_per_user_per_s": Quantity("speed of one user", "tokens/s"),
     "step.batch": Quantity("batch", "requests"),
     "step.prompt_tokens": Quantity("prompt", "tokens"),
     "step.context_tokens": Quantity("context of a request", "tokens"),
@@ -103,12 +120,20 @@ _CAPITALS = {
     "tpot": "TPOT",
 }
 _STATISTIC = re.compile(r"\.(mean|best|p[0-9]+)$")
+#: What a column of a search's best trials is about.
+_OF = {
+    "best.disaggregated.": "best disaggregated",
+    "best.colocated.": "best colocated",
+    "most_total.": "most in total",
+}
 _SHARES = {
     "utilization": "busy share",
     "kv_peak": "KV cache taken at most",
 }
 _PARTS = {
     "queue": "queue",
+    "prefill_queue": "prefill queue",
+    "decode_queue": "decode queue",
     "prefill": "prefill",
     "transfer": "transfer",
     "decode_admission": "decode admission",
@@ -134,8 +159,16 @@ def quantity(column: str) -> Quantity:
     parent, _, last = column.rpartition(".")
     if parent in _SHARES:
         return Quantity(f"{_SHARES[parent]}, {_words(last)}", "%", 100)
-    if parent == "ttft_parts_s":
+    for prefix, about in _OF.items():
+        if column.startswith(prefix):
+            base = quantity(column.removeprefix(prefix))
+            return Quantity(f"{base.label}, {about}", base.unit, base.factor)
+    if parent in {"ttft_parts_s", "parts_s"}:
         return Quantity(_PARTS.get(last, _words(last)), "s")
+    if parent == "parts_share":
+        return Quantity(_PARTS.get(last, _words(last)), "%", 100)
+    if parent == "kv_blocks":
+        return Quantity(f"KV blocks, {_words(last)}")
     if parent in {"quantiles", "profile_set", "search", "queueing", "step"} and last in _NAMED:
         return _NAMED[last]
     for suffix, unit, factor in _SUFFIXES:
@@ -157,9 +190,9 @@ def brief(column: str) -> str:
     >>> brief("step.tp"), brief("slo_scale"), brief("search.gpus")
     ('TP', 'SLO scale', 'GPUs')
     """
-    words = _words(column.rpartition(".")[2]).split()
-    return " ".join(_CAPITALS.get(word, word) for word in words if word != "s")
+    return _words(column.rpartition(".")[2].removesuffix("_s"))
 
 
 def _words(name: str) -> str:
-    return name.replace("_", " ").replace(".", " ")
+    words = name.replace("_", " ").replace(".", " ").split()
+    return " ".join(_CAPITALS.get(word, word) for word in words)

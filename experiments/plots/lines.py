@@ -26,6 +26,7 @@ from experiments.plots.spec import Kind, PlotSpec
 from experiments.plots.style import (
     LINES,
     NEUTRAL,
+    STYLES,
     Legended,
     add_legend,
     colour_of,
@@ -58,7 +59,8 @@ class _Panel:
 
 def lines_figure(spec: PlotSpec, summary: pd.DataFrame, published: pd.DataFrame | None) -> Figure:
     """Return a figure of each column of `y` against `x`, a line for each series, with interval bars."""
-    frame, points = rows_of(spec, summary), published_of(spec, published)
+    frame = rows_of(spec, summary)
+    points = published_of(spec, published, frame, shown=(spec.x, spec.series))
     axis = _ratio_axis(spec, frame) if spec.kind is Kind.RATIO else _number_axis(spec)
     panels = _panels(spec)
     figure = new_figure(height=3.6 if len(panels) == 1 else 1.0 + 2.3 * len(panels))
@@ -164,8 +166,8 @@ def _draw_panel(
     for series in every:
         handles += _lines(axes, spec, panel, series, axis=axis)
     handles += _styles(panel) if every[0].label else []
+    handles += _lm(axes, spec, every)
     for series in every:
-        handles += _lm(axes, spec, series)
         handles += _published(axes, spec, series, panel.columns[0], published=published, axis=axis)
     handles += _targets(axes, spec, panel)
     for mark in spec.marks:
@@ -179,6 +181,8 @@ def _draw_panel(
     elif not spec.log_y:
         axes.set_ylim(bottom=0)
     plain_ticks(axes, x=axis.places is None)
+    if axis.places is None and not spec.log_x and _is_whole(axis.of(frame, spec)):
+        axes.locator_params(axis="x", integer=True)
     return handles
 
 
@@ -200,7 +204,7 @@ def _lines(axes: Axes, spec: PlotSpec, panel: _Panel, series: Series, *, axis: _
             color=colour,
             marker=marker_of(number),
             markersize=5,
-            linestyle=LINES[style % len(LINES)],
+            linestyle=LINES[(style + series.number // len(STYLES)) % len(LINES)],
             linewidth=1.5,
             capsize=3,
             markerfacecolor=colour if style == 0 else "white",
@@ -211,6 +215,11 @@ def _lines(axes: Axes, spec: PlotSpec, panel: _Panel, series: Series, *, axis: _
         if meets:
             _draw_meeting(axes, spec, series, x, y, colour)
     return handles
+
+
+def _is_whole(values: Floats) -> bool:
+    known = values[~np.isnan(values)]
+    return bool((known == np.round(known)).all())
 
 
 def _styles(panel: _Panel) -> list[Legended]:
@@ -233,6 +242,10 @@ def curve(spec: PlotSpec, frame: pd.DataFrame, column: str, *, axis_values: Floa
         y = y.clipped(0, 100)
     order = np.argsort(axis_values, kind="stable")
     order = order[~np.isnan(axis_values[order]) & ~np.isnan(y.best[order])]
+    twice = axis_values[order][1:][np.diff(axis_values[order]) == 0]
+    if len(twice):
+        hint = "tell them apart with `series`, or choose one with `where`"
+        raise problem(spec, f"has several rows at {spec.x}={twice[0] / (quantity(spec.x or '').factor):g}", hint=hint)
     return axis_values[order], y.take(order)
 
 
@@ -313,25 +326,29 @@ def _published(
     return [published_handle(marker_of(series.number))]
 
 
-def _lm(axes: Axes, spec: PlotSpec, series: Series) -> list[Legended]:
-    """Draw the vertical line that the rows of a series name in a column."""
+def _lm(axes: Axes, spec: PlotSpec, every: Sequence[Series]) -> list[Legended]:
+    """Draw the vertical lines that the rows name in a column: one for each series, or one where all agree."""
     if spec.mark is None:
         return []
     assert spec.x is not None
-    found = values_of(series.frame, spec.mark, spec=spec).best
-    places = sorted(set(found[~np.isnan(found)]))
     drawn: list[Legended] = []
-    for place in places:
-        label = " ".join(part for part in (series.label, f"{short(spec.mark)} {place:g}") if part)
-        drawn.append(
-            axes.axvline(
-                place * quantity(spec.x).factor,
-                color=colour_of(series.number),
-                linestyle=LINES[2 + series.number % 2],
-                linewidth=1.2,
-                label=label,
+    by_series = []
+    for series in every:
+        found = values_of(series.frame, spec.mark, spec=spec).best
+        by_series.append(sorted(set(found[~np.isnan(found)])))
+    agree = all(places == by_series[0] for places in by_series)
+    for series, places in zip(every, by_series, strict=True):
+        for place in places if series.number == 0 or not agree else ():
+            label = f"{short(spec.mark)} {place:g}"
+            drawn.append(
+                axes.axvline(
+                    place * quantity(spec.x).factor,
+                    color=NEUTRAL if agree else colour_of(series.number),
+                    linestyle=LINES[2 + (0 if agree else series.number % 2)],
+                    linewidth=1.2,
+                    label=label if agree else f"{series.label} {label}",
+                )
             )
-        )
     return drawn
 
 

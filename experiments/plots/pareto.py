@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from experiments.plots.data import Floats, Values, of_series, published_of, rows_of, series_of, texts_of, values_of
-from experiments.plots.labels import Quantity, quantity
+from experiments.plots.labels import Quantity, brief, quantity
 from experiments.plots.spec import PlotSpec
 from experiments.plots.style import (
     NEUTRAL,
@@ -46,7 +46,8 @@ def on_front(x: Floats, y: Floats) -> NDArray[np.bool_]:
 
 def pareto_figure(spec: PlotSpec, summary: pd.DataFrame, published: pd.DataFrame | None) -> Figure:
     """Return a figure of `y` against tokens/s of a user (1 / TPOT where x is a TPOT); points off the front are pale."""
-    frame, points = rows_of(spec, summary), published_of(spec, published)
+    frame = rows_of(spec, summary)
+    points = published_of(spec, published, frame, shown=(spec.x, spec.series, *_divisor(spec)))
     x, y = user_speed(spec, frame), per_gpu(spec, frame)
     front = on_front(x.best, y.best)
     figure = new_figure(height=3.8)
@@ -153,6 +154,12 @@ def _named(
     from matplotlib.lines import Line2D
 
     names = texts_of(frame, spec.labels, spec=spec)
+    if all(isinstance(value, int | float | np.number) for value in frame[spec.labels]):
+        names = [f"{brief(spec.labels)} {name}" for name in names]
+    if spec.series not in {None, spec.labels}:
+        names = [
+            f"{label}, {name}" for label, name in zip(texts_of(frame, str(spec.series), spec=spec), names, strict=True)
+        ]
     handles: list[Legended] = []
     for place, row in enumerate(order, start=1):
         axes.annotate(

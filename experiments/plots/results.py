@@ -76,7 +76,7 @@ def run_figures(
         raise _broken(folder / SUMMARY, "is not what dsim simulate writes") from None
     found: dict[str, Figure] = {}
     for each in RUN_KINDS if kind is None else (kind,):
-        spec = PlotSpec(kind=each, file=each.value, title=heading, x="placement", y=FORMS[each].y or ())
+        spec = PlotSpec(kind=each, file=each.value, title=heading, x="placement", y=FORMS[each].otherwise)
         if each is Kind.CDF:
             frame = _quantiles(folder)
             found[spec.file] = draw(replace(spec, x=None, y=tuple(frame.columns)), frame)
@@ -132,9 +132,11 @@ def _label(trial: Mapping[str, Any]) -> str:
 
 def _search_spec(kind: Kind, title: str, answer: Mapping[str, Any]) -> PlotSpec:
     if kind is Kind.ATTAINMENT_RATE:
-        return attainment_spec(target=float(answer.get("attainment_target") or 0.9), title=title)
+        # The search itself has written a file of that spec's name.
+        target = float(answer.get("attainment_target") or 0.9)
+        return replace(attainment_spec(target=target, title=title), file=kind.value)
     form = FORMS[kind]
-    spec = PlotSpec(kind=kind, file=kind.value, title=title, x=form.x, y=form.y or ())
+    spec = PlotSpec(kind=kind, file=kind.value, title=title, x=form.x, y=form.otherwise or form.y or ())
     if kind is Kind.STAIRCASE:
         return replace(spec, series="placement", price_usd_per_h=_price(answer.get("gpu")))
     return spec

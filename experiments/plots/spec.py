@@ -93,6 +93,7 @@ class Form:
         about: what it shows.
         x, y: default columns; None where the key must be given.
         keys: its own keys beside the common ones.
+        otherwise: default columns of y where there is none of those.
         no: common keys that it has no use for.
         needs: own keys that must be given.
     """
@@ -101,12 +102,15 @@ class Form:
     x: str | None = None
     y: tuple[str, ...] | None = None
     keys: tuple[str, ...] = ()
+    otherwise: tuple[str, ...] = ()
     no: tuple[str, ...] = ()
     needs: tuple[str, ...] = ()
     log_x: bool = False
 
 
-_PARTS = tuple(f"ttft_parts_s.{part}" for part in ("queue", "prefill", "transfer", "decode_admission"))
+#: Parts of the latency: those that add up to all of it, and those before decoding.
+ALL_PARTS = tuple(f"parts_s.{part}" for part in ("prefill_queue", "prefill", "transfer", "decode_queue", "decode"))
+TTFT_PARTS = tuple(f"ttft_parts_s.{part}" for part in ("queue", "prefill", "transfer", "decode_admission"))
 
 FORMS: Mapping[Kind, Form] = {
     Kind.ATTAINMENT_RATE: Form(
@@ -137,7 +141,8 @@ FORMS: Mapping[Kind, Form] = {
     Kind.BREAKDOWN: Form(
         "where the latency goes, stacked, one bar for each value of x",
         x="placement",
-        y=_PARTS,
+        y=ALL_PARTS,
+        otherwise=TTFT_PARTS,
         keys=("share",),
     ),
     Kind.CDF: Form("distributions of latencies over requests", y=("quantiles.ttft_s",), no=("x",)),
@@ -190,14 +195,16 @@ OWN_KEYS: Mapping[str, str] = {
 _FILE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
-def parse_plot(section: Section, *, columns: Collection[str]) -> PlotSpec:
+def parse_plot(section: Section, *, columns: Collection[str], varying: Collection[str] = ()) -> PlotSpec:
     """Return the figure that an entry of `plots` asks for.
 
     Args:
         columns: dotted names of what rows have: factors and metrics.
+        varying: factors of more than one value.
 
     Raises:
-        InputError: a key that the kind does not have, a column that there is none of, or a value out of range.
+        InputError: a key that the kind does not have, a column that there is none of, a value out of range, or a factor
+            that varies among the rows of one point.
     """
     kind = section.need("kind").choice(Kind)
     if kind is Kind.TIMELINE:
@@ -213,7 +220,7 @@ def parse_plot(section: Section, *, columns: Collection[str]) -> PlotSpec:
     log = section.text("log", "none") if "log" in section else ""
     if log not in {"", "x", "y", "xy"}:
         raise section.need("log").error("is not known", "expected x, y or xy")
-    return PlotSpec(
+    spec = PlotSpec(
         kind=kind,
         file=_file(section, kind),
         title=section.text("title", ""),
@@ -235,6 +242,23 @@ def parse_plot(section: Section, *, columns: Collection[str]) -> PlotSpec:
         max_rate_per_s=rate,
         share=section.flag("share", default=False),
     )
+    _check_points(section, spec, varying)
+    return spec
+
+
+def _check_points(section: Section, spec: PlotSpec, varying: Collection[str]) -> None:
+    """Refuse a figure in which one point, or line, would have several rows."""
+    if spec.kind is Kind.PARETO or not set(spec.where) <= set(varying):
+        return
+    shown = {spec.series, *spec.where}
+    if spec.kind not in {Kind.CDF, Kind.STAIRCASE}:
+        shown |= {spec.x, *(spec.y if spec.kind is Kind.HEATMAP else ())}
+    left = [name for name in varying if name not in shown]
+    # A metric along the axis, or a series of one, may go with a factor: only rows can tell.
+    follows = [name for name in (spec.x, spec.series) if name is not None and name not in varying]
+    if len(left) > len(follows):
+        hint = f"make {left[0]} the x or the series, or choose one of its values with `where`"
+        raise section.field.error_of_key(f"would have several rows at one point: {' and '.join(left)} vary", hint)
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,8 +293,11 @@ class _Columns:
         if "y" in form.no:
             return ()
         if item is None:
-            present = tuple(name for name in form.y or () if self.has(name))
-            return present or (self.one(section, "y", None),)
+            for defaults in (form.y or (), form.otherwise):
+                present = tuple(name for name in defaults if self.has(name))
+                if present:
+                    return present
+            return (self.one(section, "y", None),)
         items = item.items() if isinstance(item.value, tuple) else (item,)
         if not items:
             raise item.error("must not be empty")

@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 
 #: Copies of the placement with the highest goodput of one copy that the axis goes to.
 _COPIES = 6
-_PRICE = "price_usd_per_h"
+#: Of one copy.
+_COST = "cost_usd_per_h"
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,8 +95,9 @@ def copies_of(spec: PlotSpec, frame: pd.DataFrame) -> list[Copy]:
             raise problem(spec, "has several rows for one line", value=series.label or None, hint=hint)
         factor = gpus[0] if "per_gpu" in spec.y[0] else 1.0
         price = spec.price_usd_per_h
-        if price is None and _PRICE in series.frame.columns:
-            price = float(values_of(series.frame, _PRICE, spec=spec).best[0])
+        if price is None and _COST in series.frame.columns:
+            cost = float(values_of(series.frame, _COST, spec=spec).best[0])
+            price = cost / gpus[0] if cost > 0 else None
         if goodput.best[0] > 0:
             low = goodput.low[0] if goodput.low[0] > 0 else goodput.best[0]
             found.append(
@@ -135,7 +137,7 @@ def staircase_figure(spec: PlotSpec, summary: pd.DataFrame) -> Figure:
         price = next(iter(prices)) or 0.0
         grid[0].spines["right"].set_visible(True)
         cost = grid[0].secondary_yaxis("right", functions=(lambda gpus: gpus * price, lambda usd: usd / price))
-        cost.set_ylabel(f"cost (USD/h, at {price:g} USD per GPU)")
+        cost.set_ylabel(f"cost (USD/h, at {price:g} USD/h a GPU)")
     grid[-1].set_xlabel(spec.xlabel or "required rate (requests/s)")
     set_title(figure, spec.title)
     add_legend(figure, handles)

@@ -71,9 +71,23 @@ def new_figure(*, width: float = 7.0, height: float = 4.2) -> Figure:
 def set_title(figure: Figure, title: str) -> None:
     """Write the title, as it is, above everything, on as many lines as it needs; the figure grows by them."""
     if title:
-        lines = textwrap.wrap(title, int(_TITLE_WIDTH * figure.get_figwidth() / 7.0))
+        lines = balanced(title, int(_TITLE_WIDTH * figure.get_figwidth() / 7.0))
         figure.suptitle("\n".join(lines), fontsize="medium", parse_math=False)
         figure.set_figheight(figure.get_figheight() + _TITLE_LINE * len(lines))
+
+
+def balanced(text: str, width: int) -> list[str]:
+    """Return the text on as few lines as the width allows, of much the same length.
+
+    >>> balanced("one two three four", 16)
+    ['one two', 'three four']
+    """
+    lines = textwrap.wrap(text, width)
+    for narrower in range(max(1, len(text) // max(1, len(lines))), width):
+        fitted = textwrap.wrap(text, narrower)
+        if len(fitted) <= len(lines):
+            return fitted
+    return lines
 
 
 def add_legend(figure: Figure, handles: Sequence[Legended], *, title: str | None = None) -> None:

@@ -89,11 +89,11 @@ def timeline_figure(log: RunLog, *, window_s: tuple[float, float] | None = None,
         colour = colour_of(_HUES[role][among % len(_HUES[role])])
         style: dict[str, Any] = {"color": colour, "linestyle": LINES[among % len(LINES)], "linewidth": 1.4}
         waiting = total([log.waiting(member) for member in members]).window(start_s, end_s)
-        handles += grid[1 + roles.index(role)].step(*waiting, where="post", label=label, **style)
+        grid[1 + roles.index(role)].step(*waiting, where="post", **style)
         taken = total([log.kv_blocks(member) for member in members]).window(start_s, end_s)
         share = 100 / max(1, sum(log.summary["kv_blocks"][ROLES[member.role]] for member in members))
         style["linestyle"] = LINES[number % len(LINES)]
-        grid[-1].step(taken[0], taken[1] * share, where="post", **style)
+        handles += grid[-1].step(taken[0], taken[1] * share, where="post", label=label, **style)
     for role, axes in zip(roles, grid[1:-1], strict=True):
         _finish(axes, f"{_WAITING[role]}\n(requests)")
         axes.set_ylim(bottom=0, top=max(1.05, axes.get_ylim()[1]))
