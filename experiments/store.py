@@ -40,6 +40,9 @@ _SET = frozenset(
 #: Metrics printed where the file does not say which.
 _MOST_SHOWN = 8
 
+#: Groups of shares, whose intervals end at 0 and 1.
+_SHARES = frozenset({"attainment", "utilization", "kv_peak", "parts_share"})
+
 #: What tells rows apart: content, factor values, replication.
 RowKey = tuple[str, tuple[Scalar, ...], int]
 
@@ -323,18 +326,15 @@ class SweepResults:
 
     @property
     def shown(self) -> tuple[str, ...]:
-        """Metrics for a narrow table: those of `outputs`, else those drawn and compared, else the first few."""
+        """Metrics for a narrow table: those drawn and compared, else those of `outputs`, else the first few."""
         table = self.table()
         others = (*self.outline.keys, *COUNTS)
         columns = [str(name) for name in table.columns]
         names = [name for name in columns if name not in others and not _is_limit(name, columns)]
         drawn = [name for spec in self.plots for name in spec.y]
-        compared = [point.column for point in self.outline.published.points]
-        asked = [] if self.outline.outputs else [name.removesuffix(".best") for name in (*drawn, *compared)]
-        found = [name for name in names if name.removesuffix(".best") in asked] or names
-        if not self.outline.outputs and not asked:
-            found = found[:_MOST_SHOWN]
-        return tuple(name.removesuffix(".best") for name in found)
+        asked = {name.removesuffix(".best") for name in (*drawn, *(p.column for p in self.outline.published.points))}
+        found = [name for name in names if name.removesuffix(".best") in asked]
+        return tuple(name.removesuffix(".best") for name in found or names[:_MOST_SHOWN])
 
     @property
     def published(self) -> pd.DataFrame | None:
@@ -407,7 +407,10 @@ def _mean_with_interval(name: str, values: Sequence[float]) -> dict[str, Any]:
     if len(values) < 2:
         return {name: values[0], f"{name}.low": None, f"{name}.high": None}
     interval = mean_interval(values, confidence=CONFIDENCE)
-    return {name: interval.best, f"{name}.low": interval.low, f"{name}.high": interval.high}
+    low, high = interval.low, interval.high
+    if not _SHARES.isdisjoint(name.split(".")):
+        low, high = max(low, 0.0), min(high, 1.0)
+    return {name: interval.best, f"{name}.low": low, f"{name}.high": high}
 
 
 def _list(name: str, values: Sequence[list[Any]]) -> dict[str, Any]:

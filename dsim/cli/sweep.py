@@ -199,14 +199,26 @@ def _run(asked: _Asked, hear: Callable[[int, int, int], None]) -> SweepResults:
     return results
 
 
+def _draw(results: SweepResults, folder: Path) -> list[str]:
+    """Draw the figures, and return why some could not be drawn."""
+    from dsim.cli.output import OutputFolder
+    from experiments.plots import render
+
+    summary, problems = results.summary, []
+    for spec in results.plots:
+        try:
+            OutputFolder(folder, overwrite=True).write(render(spec, summary, published=results.published))
+        except InputError as error:
+            problems.append(str(error))
+    return problems
+
+
 def _files(results: SweepResults) -> dict[str, str | bytes]:
-    """Return the files made of all rows: summaries, comparison, figures."""
+    """Return the files made of all rows, but for the figures."""
     from dsim.cli.output import to_csv, to_json
     from experiments.compare import compare
-    from experiments.plots import render
     from experiments.vllm import vllm_records
 
-    summary = results.summary
     files: dict[str, str | bytes] = {
         "summary.csv": results.table().to_csv(index=False, lineterminator="\n"),
         "summary.json": to_json(vllm_records(results)),
@@ -214,30 +226,26 @@ def _files(results: SweepResults) -> dict[str, str | bytes]:
     comparisons = compare(results)
     if comparisons:
         files["compare.csv"] = to_csv([comparison.to_dict() for comparison in comparisons])
-    for spec in results.plots:
-        files |= render(spec, summary, published=results.published)
     return files
 
 
 def _report(asked: _Asked, results: SweepResults, *, output_format: Format, quiet: bool, no_color: bool) -> int:
-    """Print the summary and return the exit code."""
+    """Draw the figures, print the summary, and return the exit code."""
     tasks, rows = len(asked.sweep.tasks), len(results.rows)
-    if rows < tasks:
-        _note(f"{rows} of {tasks} tasks are done; --resume without --shard runs the rest and sums up", quiet=quiet)
+    problems = _draw(results, asked.folder) if rows == tasks else []
     _print(results, output_format=output_format, no_color=no_color)
     if rows == tasks:
-        _note(
-            f"wrote {', '.join(sorted(path.name for path in asked.folder.glob('[!.]*')))} to {asked.folder}",
-            quiet=quiet,
-        )
-    failed = results.failed
-    if not failed:
-        return 0
-    first = failed[0]
-    where = ", ".join(f"{key}={value}" for key, value in first.factors.items())
-    text = f"{number_of(len(failed), 'task')} of {rows} failed, first {where or 'the only one'}: {first.error}"
-    typer.echo(f"error: {text}", err=True)
-    return 1
+        names = ", ".join(sorted(path.name for path in asked.folder.glob("[!.]*")))
+        _note(f"wrote {names} to {asked.folder}", quiet=quiet)
+    else:
+        _note(f"{rows} of {tasks} tasks are done; --resume without --shard runs the rest and sums up", quiet=quiet)
+    if results.failed:
+        first = results.failed[0]
+        where = ", ".join(f"{key}={value}" for key, value in first.factors.items()) or "the only one"
+        problems.insert(0, f"{number_of(len(results.failed), 'task')} of {rows} failed, first {where}: {first.error}")
+    for problem in problems:
+        typer.echo(f"error: {problem}", err=True)
+    return 1 if problems else 0
 
 
 def _print(results: SweepResults, *, output_format: Format, no_color: bool) -> None:
@@ -288,8 +296,8 @@ def _metric(record: Mapping[str, Any], name: str) -> str:
     """Return a metric with its interval, where it has one."""
     best = record.get(name, record.get(f"{name}.best"))
     low, high = record.get(f"{name}.low"), record.get(f"{name}.high")
-    text = _cell(best)
-    return text if low is None or high is None else f"{text} [{_cell(low)}, {_cell(high)}]"
+    text, interval = _cell(best), f"[{_cell(low)}, {_cell(high)}]"
+    return text if low is None or interval in (f"[{text}, {text}]", f"[{_cell(low)}, -]") else f"{text} {interval}"
 
 
 def _cell(value: object) -> str:
