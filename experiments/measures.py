@@ -430,6 +430,7 @@ def _mixed_step(step: StepSetting, latency: LatencyModel, host: HostOverhead, pr
     alone_s = latency.decode_s(step.batch, context) + host.launch_s(step.batch, context)
     return {
         **_times_of(kernel_s, host_s),
+        "added_s": kernel_s + host_s - alone_s,
         "slowdown": (kernel_s + host_s) / alone_s,
         "tokens": step.prompt_tokens + step.batch,
     }
@@ -452,6 +453,7 @@ def _chunked_steps(step: StepSetting, latency: LatencyModel, host: HostOverhead,
         "chunks": len(chunks),
         "ttft_s": math.fsum(steps_s),
         "longest_step_s": max(steps_s),
+        "reread_chunks": len(chunks) * (len(chunks) - 1) // 2,
         "reread_tokens": reread,
         "reread_bytes": reread * profile.model.kv_bytes_per_token,
         "reread_s": latency.prefill_s([(1, reread)]) - latency.prefill_s([(1, 0)]) if reread else 0.0,
@@ -539,8 +541,8 @@ def _columns_of_search() -> Iterator[str]:
 
 def _columns_of_step() -> Iterator[str]:
     yield from (*_WHAT, "num_gpus", "saturation_tokens", "kernel_s", "host_s", "step_s", "tokens")
-    yield from ("tokens_per_s", "tokens_per_gpu_per_s", "slowdown")
-    yield from ("chunks", "ttft_s", "longest_step_s", "reread_tokens", "reread_bytes", "reread_s")
+    yield from ("tokens_per_s", "tokens_per_gpu_per_s", "added_s", "slowdown")
+    yield from ("chunks", "ttft_s", "longest_step_s", "reread_chunks", "reread_tokens", "reread_bytes", "reread_s")
 
 
 def _columns_of_queueing() -> Iterator[str]:
