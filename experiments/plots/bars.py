@@ -15,6 +15,7 @@ from experiments.plots.data import (
     problem,
     published_of,
     rows_of,
+    series_columns,
     series_of,
     text_of,
     texts_of,
@@ -57,7 +58,7 @@ _SMALL = 0.35
 def goodput_figure(spec: PlotSpec, summary: pd.DataFrame, published: pd.DataFrame | None) -> Figure:
     """Return a figure of the goodput of each placement (or other value of x) as bars with intervals and numbers."""
     frame = rows_of(spec, summary)
-    points = published_of(spec, published, frame, shown=(spec.x, spec.series))
+    points = published_of(spec, published, frame, shown=(spec.x, *series_columns(spec)))
     assert spec.x is not None
     categories = _categories(spec, frame)
     every = series_of(spec, frame)
@@ -231,9 +232,9 @@ def _row_names(spec: PlotSpec, frame: pd.DataFrame) -> list[str]:
     names = texts_of(frame, spec.x, spec=spec)
     if shown.unit:
         names = [f"{text_of(float(value) * shown.factor)} {shown.unit}" for value in frame[spec.x]]
-    if spec.series is None or spec.series == spec.x:
-        return names
-    return [f"{label}, {name}" for label, name in zip(texts_of(frame, spec.series, spec=spec), names, strict=True)]
+    every = series_of(spec, frame) if spec.series != spec.x else []
+    label = {row: series.label for series in every for row in series.frame.index if series.label}
+    return [f"{label[row]}, {name}" if row in label else name for row, name in zip(frame.index, names, strict=True)]
 
 
 def _categories(spec: PlotSpec, frame: pd.DataFrame) -> list[str]:

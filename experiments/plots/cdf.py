@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from experiments.plots.data import Floats, Series, of_series, problem, published_of, rows_of, series_of
+from experiments.plots.data import Floats, Series, of_series, problem, published_of, rows_of, series_columns, series_of
 from experiments.plots.labels import quantity
 from experiments.plots.spec import PlotSpec
 from experiments.plots.style import (
@@ -40,7 +40,7 @@ def cdf_figure(spec: PlotSpec, summary: pd.DataFrame, published: pd.DataFrame | 
     Published percentiles (`ttft_s.p90`) are points of `quantiles.ttft_s`.
     """
     frame = rows_of(spec, summary)
-    points = published_of(spec, published, frame, shown=(spec.series,))
+    points = published_of(spec, published, frame, shown=series_columns(spec))
     several = len(spec.y)
     figure = new_figure(width=7.0 if several < 3 else 9.6, height=3.4)
     grid = figure.subplots(1, several, sharey=True, squeeze=False)[0]

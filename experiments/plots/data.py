@@ -67,12 +67,12 @@ class Series:
     Args:
         number: counted from 0, by which it is styled.
         label: how it is called; empty where nothing is told apart.
-        key: the value that its rows share.
+        key: the values that its rows share, as texts.
     """
 
     number: int
     label: str
-    key: str
+    key: tuple[str, ...]
     frame: pd.DataFrame
 
 
@@ -191,22 +191,41 @@ def series_of(spec: PlotSpec, frame: pd.DataFrame) -> list[Series]:
     Raises:
         InputError: there is no such column.
     """
-    if spec.series is None:
-        return [Series(0, "", "", frame)]
-    keys = texts_of(frame, spec.series, spec=spec)
-    member = np.array(keys, dtype=object)
-    numbers = all(isinstance(value, int | float | np.number) for value in frame[spec.series])
-    name = brief(spec.series) + " " if numbers else ""
-    return [Series(number, name + key, key, frame[member == key]) for number, key in enumerate(dict.fromkeys(keys))]
+    columns = series_columns(spec)
+    if not columns:
+        return [Series(0, "", (), frame)]
+    names = [_shown(frame, column, spec=spec) for column in columns]
+    keys = list(zip(*(texts_of(frame, column, spec=spec) for column in columns), strict=True))
+    labels = {key: ", ".join(parts) for key, parts in zip(keys, zip(*names, strict=True), strict=True)}
+    return [
+        Series(number, label, key, frame[[other == key for other in keys]])
+        for number, (key, label) in enumerate(labels.items())
+    ]
+
+
+def series_columns(spec: PlotSpec) -> tuple[str, ...]:
+    """Return the columns whose values make series."""
+    return (*(() if spec.series is None else (spec.series,)), *spec.also)
+
+
+def _shown(frame: pd.DataFrame, column: str, *, spec: PlotSpec) -> list[str]:
+    """Return a column's values as in a legend: numbers with what they are."""
+    texts = texts_of(frame, column, spec=spec)
+    numbers = all(isinstance(value, int | float | np.number) for value in frame[column])
+    return [f"{brief(column)} {text}" for text in texts] if numbers else texts
 
 
 def of_series(spec: PlotSpec, published: pd.DataFrame | None, series: Series) -> pd.DataFrame | None:
-    """Return the published points of one series; those that name no series belong to the only one."""
+    """Return the published points of one series; those that name none belong to the only one."""
     if published is None:
         return None
-    if spec.series is None or spec.series not in published.columns:
+    columns = series_columns(spec)
+    if not set(columns) <= set(published.columns):
         return published if not series.label else None
-    kept = published[[text_of(value) == series.key for value in published[spec.series]]]
+    own = np.ones(len(published), dtype=bool)
+    for column, key in zip(columns, series.key, strict=True):
+        own &= np.array([text_of(value) == key for value in published[column]], dtype=bool)
+    kept = published[own]
     return kept if len(kept) else None
 
 

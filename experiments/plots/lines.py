@@ -17,6 +17,7 @@ from experiments.plots.data import (
     problem,
     published_of,
     rows_of,
+    series_columns,
     series_of,
     texts_of,
     values_of,
@@ -60,7 +61,7 @@ class _Panel:
 def lines_figure(spec: PlotSpec, summary: pd.DataFrame, published: pd.DataFrame | None) -> Figure:
     """Return a figure of each column of `y` against `x`, a line for each series, with interval bars."""
     frame = rows_of(spec, summary)
-    points = published_of(spec, published, frame, shown=(spec.x, spec.series))
+    points = published_of(spec, published, frame, shown=(spec.x, *series_columns(spec)))
     axis = _ratio_axis(spec, frame) if spec.kind is Kind.RATIO else _number_axis(spec)
     panels = _panels(spec)
     figure = new_figure(height=3.6 if len(panels) == 1 else 1.0 + 2.3 * len(panels))

@@ -7,7 +7,17 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from experiments.plots.data import Floats, Values, of_series, published_of, rows_of, series_of, texts_of, values_of
+from experiments.plots.data import (
+    Floats,
+    Values,
+    of_series,
+    published_of,
+    rows_of,
+    series_columns,
+    series_of,
+    texts_of,
+    values_of,
+)
 from experiments.plots.labels import Quantity, brief, quantity
 from experiments.plots.spec import PlotSpec
 from experiments.plots.style import (
@@ -47,7 +57,7 @@ def on_front(x: Floats, y: Floats) -> NDArray[np.bool_]:
 def pareto_figure(spec: PlotSpec, summary: pd.DataFrame, published: pd.DataFrame | None) -> Figure:
     """Return a figure of `y` against tokens/s of a user (1 / TPOT where x is a TPOT); points off the front are pale."""
     frame = rows_of(spec, summary)
-    points = published_of(spec, published, frame, shown=(spec.x, spec.series, *_divisor(spec)))
+    points = published_of(spec, published, frame, shown=(spec.x, *series_columns(spec), *_divisor(spec)))
     x, y = user_speed(spec, frame), per_gpu(spec, frame)
     front = on_front(x.best, y.best)
     figure = new_figure(height=3.8)

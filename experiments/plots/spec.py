@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import re
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from dsim.errors import nearest
 from dsim.yamlfile import Field, Scalar, Section
@@ -50,6 +50,7 @@ class PlotSpec:
         x: column along the axis (of the bars, for bars); what it means depends on the kind.
         y: columns shown.
         series: column whose values are told apart.
+        also: further columns whose values make series of their own.
         where: values that the rows shown have in these columns.
         target: attainment (0 to 1) whose crossings are marked.
         marks: vertical lines.
@@ -69,6 +70,7 @@ class PlotSpec:
     x: str | None = None
     y: tuple[str, ...] = ()
     series: str | None = None
+    also: tuple[str, ...] = ()
     where: Mapping[str, Scalar] = field(default_factory=dict)
     xlabel: str | None = None
     ylabel: str | None = None
@@ -200,11 +202,11 @@ def parse_plot(section: Section, *, columns: Collection[str], varying: Collectio
 
     Args:
         columns: dotted names of what rows have: factors and metrics.
-        varying: factors of more than one value.
+        varying: factors of more than one value; those that the entry forgets are told apart as series are.
 
     Raises:
-        InputError: a key that the kind does not have, a column that there is none of, a value out of range, or a factor
-            that varies among the rows of one point.
+        InputError: a key that the kind does not have, a column that there is none of, a value out of range, or several
+            rows for one cell.
     """
     kind = section.need("kind").choice(Kind)
     if kind is Kind.TIMELINE:
@@ -242,23 +244,29 @@ def parse_plot(section: Section, *, columns: Collection[str], varying: Collectio
         max_rate_per_s=rate,
         share=section.flag("share", default=False),
     )
-    _check_points(section, spec, varying)
-    return spec
+    return replace(spec, also=_also(section, spec, varying))
 
 
-def _check_points(section: Section, spec: PlotSpec, varying: Collection[str]) -> None:
-    """Refuse a figure in which one point, or line, would have several rows."""
+def _also(section: Section, spec: PlotSpec, varying: Collection[str]) -> tuple[str, ...]:
+    """Return the factors that vary among rows of one point and one series, and so make series of their own.
+
+    Raises:
+        InputError: the figure has no series.
+    """
     if spec.kind is Kind.PARETO or not set(spec.where) <= set(varying):
-        return
+        return ()
     shown = {spec.series, *spec.where}
     if spec.kind not in {Kind.CDF, Kind.STAIRCASE}:
         shown |= {spec.x, *(spec.y if spec.kind is Kind.HEATMAP else ())}
-    left = [name for name in varying if name not in shown]
+    left = tuple(name for name in varying if name not in shown)
     # A metric along the axis, or a series of one, may go with a factor: only rows can tell.
     follows = [name for name in (spec.x, spec.series) if name is not None and name not in varying]
-    if len(left) > len(follows):
-        hint = f"make {left[0]} the x or the series, or choose one of its values with `where`"
-        raise section.field.error_of_key(f"would have several rows at one point: {' and '.join(left)} vary", hint)
+    if len(left) <= len(follows):
+        return ()
+    if spec.kind is Kind.HEATMAP:
+        hint = f"make {left[0]} the x or the y, or choose one of its values with `where`"
+        raise section.field.error_of_key(f"would have several rows in one cell: {' and '.join(left)} vary", hint)
+    return left
 
 
 @dataclass(frozen=True, slots=True)
