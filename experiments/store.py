@@ -7,6 +7,7 @@ import json
 import math
 import os
 import re
+import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +29,9 @@ if TYPE_CHECKING:
 SWEEP_FILE = "sweep.yaml"
 #: Confidence of the intervals over replications.
 CONFIDENCE = 0.95
+
+#: Time between two waits for the disk: each takes as long as many a task.
+_SYNC_S = 0.5
 
 _ROWS_FILE = re.compile(r"rows(-(?P<part>[0-9]+)-of-(?P<parts>[0-9]+))?\.jsonl")
 _LIMITS = ("low", "best", "high")
@@ -177,19 +181,30 @@ class RowsFile:
             file.seek(0, os.SEEK_END)
             if created:
                 _sync_folder(self.folder)
-            yield _Writer(file.fileno())
+            writer = _Writer(file.fileno())
+            try:
+                yield writer
+            finally:
+                writer.sync()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Writer:
     _descriptor: int
+    _synced_s: float = 0.0
 
     def append(self, row: Row) -> None:
-        """Add a row; it is on the disk when this returns."""
+        """Add a row: this process may be killed from now on, and the power may fail half a second later."""
         data = row.to_line().encode()
         while data:
             data = data[os.write(self._descriptor, data) :]
+        if time.monotonic() - self._synced_s > _SYNC_S:
+            self.sync()
+
+    def sync(self) -> None:
+        """Wait until the rows are on the disk."""
         os.fsync(self._descriptor)
+        self._synced_s = time.monotonic()
 
 
 def rows_files(folder: Path) -> list[Path]:

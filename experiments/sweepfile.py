@@ -57,6 +57,8 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _FREE = "profile_set."
 #: Keys of a setting that name files, relative to the sweep file.
 _FILE_KEYS = ("profile", "colocated_profile", "trace")
+#: Keys that name a file or something else.
+_MAYBE_FILE_KEYS = ("workload", "arrivals")
 #: Columns of the summary that are no metric.
 COUNTS = ("replications", "failed")
 
@@ -401,14 +403,17 @@ def _with_absolute_paths(tree: object, folder: Path) -> object:
 
     def absolute(setting: Mapping[str, object]) -> dict[str, object]:
         return {
-            key: str((folder / value).absolute()) if key in _FILE_KEYS and isinstance(value, str) else value
+            key: str((folder / value).absolute()) if isinstance(value, str) and names_a_file(key, value) else value
             for key, value in setting.items()
         }
+
+    def names_a_file(key: str, value: str) -> bool:
+        return key in _FILE_KEYS or (key in _MAYBE_FILE_KEYS and (folder / value).is_file())
 
     factors = {}
     for key, factor in (tree.get("factors") or {}).items():
         choices = factor.get("choices")
-        if key in _FILE_KEYS and choices is not None:
+        if key in (*_FILE_KEYS, *_MAYBE_FILE_KEYS) and choices is not None:
             choices = [choice if isinstance(choice, dict) else {"label": choice, key: choice} for choice in choices]
         if choices is None:
             factors[key] = factor
