@@ -785,8 +785,11 @@ def _placed(section: Section, key: str) -> Iterator[None]:
         option = named.where.removeprefix("--").replace("-", "_")
         field = section.get(option) or section.get(key) or section.field
         name = field.name if field is not section.field else f"{section.field.name}.{option}".lstrip(".")
-        value = named.value if field is not section.field else None
-        raise InputError(field.where, _keys(named.rule), name=name, value=value, hint=_keys(named.hint)) from None
+        rule = _keys(named.rule)
+        if named.name is not None:
+            rule = f"is wrong: {named.name}={named.value} {rule}"
+        value = None if isinstance(field.value, tuple | dict) else field.value
+        raise InputError(field.where, rule, name=name, value=value, hint=_keys(named.hint)) from None
 
 
 def _keys(text: str) -> str:
