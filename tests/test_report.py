@@ -360,6 +360,13 @@ def test_the_steady_state_is_no_transient(tmp_path: Path) -> None:
     assert rows[0][10].values == [trial["load"]]
 
 
+def test_extrapolation_is_told(folder: Path) -> None:
+    assert "extrapolated" not in parsed(render_search(report_of(folder))).identified("recommendation").text
+    beyond = dataclasses.replace(read_answer(folder), extrapolated=True)
+    told = parsed(render_search(report_of(folder, answer=beyond))).identified("recommendation").text
+    assert "Steps outside the valid range of the profiles were allowed" in told
+
+
 # Hostile texts
 
 

@@ -191,6 +191,7 @@ class Answer:
     requests: int
     version: str
     warnings: tuple[str, ...] = ()
+    extrapolated: bool = False
     options: Mapping[str, object] = field(default_factory=dict)
     curves: Mapping[str, tuple[CurvePoint, ...]] = field(default_factory=dict)
     question: Mapping[str, object] = field(default_factory=dict)
@@ -266,6 +267,8 @@ def read_answer(folder: Path) -> Answer:
         requests=top.whole("requests"),
         version=top.text("version"),
         warnings=top.texts("warnings"),
+        # A key that the first releases did not write.
+        extrapolated="extrapolated" in top.value and top.flag("extrapolated"),
         options=_options(folder / "config.yaml"),
         curves=_curves(folder / "attainment.csv"),
         question=question.value,

@@ -96,6 +96,8 @@ def _notes(report: Report) -> list[Html]:
             "Goodput here is that of finite runs from an empty system, a transient that papers report, not a rate that "
             "can be sustained."
         )
+    if answer.extrapolated:
+        texts.append("Steps outside the valid range of the profiles were allowed: what they take is extrapolated.")
     if answer.version != __version__:
         texts.append(f"The search ran with dsim {answer.version}; this page was made with dsim {__version__}.")
     return [element("p", element("strong", "Note: "), text, class_="note") for text in texts]
