@@ -213,6 +213,17 @@ def rows_files(folder: Path) -> list[Path]:
     return sorted(found, key=lambda path: (int(found[path]["parts"] or 0), int(found[path]["part"] or 0)))
 
 
+def made_files(folder: Path) -> list[Path]:
+    """Return the files in a folder that a sweep has made: its rows and what was made of them."""
+    made = [folder / name for name in (SWEEP_FILE, "summary.csv", "summary.json", "compare.csv")]
+    try:
+        plots = read_outline(folder / SWEEP_FILE).plots
+    except InputError:
+        plots = ()
+    figures = [folder / f"{spec.file}.{suffix}" for spec in plots for suffix in ("svg", "png")]
+    return [path for path in (*rows_files(folder), *made, *figures) if path.is_file()]
+
+
 def read_rows(folder: Path, *, leave_out: Path | None = None) -> dict[RowKey, Row]:
     """Return the rows of all files in a folder; of two rows of a task, a retried one, the later counts.
 

@@ -135,6 +135,16 @@ def test_a_finished_sweep_is_not_run_again(cli: Cli, small: Path, tmp_path: Path
     assert files(folder) == whole
 
 
+def test_overwriting_leaves_nothing_of_the_old_sweep(cli: Cli, small: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "out"
+    base = ("sweep", str(small), "-o", str(folder), "-j", "1", "--set", "replications=1")
+    assert cli(*base).code == 0
+    (folder / "notes.txt").write_text("mine", encoding="utf-8")
+    changes = ("--set", "plots=[]", "--set", "published={source: x, points: []}", "--set", "base.requests=10")
+    assert cli(*base, *changes, "--overwrite").code == 0
+    assert list(files(folder)) == ["notes.txt", "rows.jsonl", "summary.csv", "summary.json", "sweep.yaml"]
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [

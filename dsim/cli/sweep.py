@@ -173,7 +173,7 @@ def _run(asked: _Asked, hear: Callable[[int, int, int], None]) -> SweepResults:
     """Run what is missing and return all rows that there are then."""
     from dsim.cli.output import OutputFolder
     from experiments.runner import run_tasks
-    from experiments.store import SWEEP_FILE, SweepResults, in_order, read_rows, rows_files, task_key
+    from experiments.store import SWEEP_FILE, SweepResults, in_order, made_files, read_rows, task_key
 
     # Before the folder is made, so that a refusal leaves nothing.
     _present(asked)
@@ -181,7 +181,7 @@ def _run(asked: _Asked, hear: Callable[[int, int, int], None]) -> SweepResults:
     with asked.store.locked():
         present = _present(asked)
         if asked.overwrite:
-            for path in rows_files(asked.folder) if asked.store.shard is None else [asked.store.path]:
+            for path in [asked.store.path] if asked.store.shard is not None else made_files(asked.folder):
                 path.unlink(missing_ok=True)
         OutputFolder(asked.folder, overwrite=True).write({SWEEP_FILE: asked.sweep.outline.yaml()})
         missing = [task for task in asked.tasks if task_key(task) not in present]
@@ -281,7 +281,7 @@ def _show(results: SweepResults, *, no_color: bool) -> None:
     table = Table([*(f"<{key}" for key in outline.keys), *columns])
     for record in records_of(results.summary):
         table.rows.append([*(_cell(record[key]) for key in outline.keys), *(_metric(record, name) for name in columns)])
-    parts: list[Table | str] = [f"{outline.name}: {outline.about}", table]
+    parts: list[Table | str] = [f"{outline.name}: {outline.first_sentence}", table]
     comparisons = compare(results)
     near = Table(["<published", "points", "mean difference", "largest", "simulated / published"])
     for close in closeness(comparisons):
@@ -335,7 +335,7 @@ def _print_plan(asked: _Asked, *, output_format: Format) -> int:
         runs, tasks = number_of(outline.replications, "replication"), number_of(len(asked.tasks), "task")
         processes = "one process" if asked.jobs == 1 else f"{asked.jobs} processes"
         lines = [
-            f"{outline.name}: {outline.about}",
+            f"{outline.name}: {outline.first_sentence}",
             f"{factors} x {runs}: {tasks}, {len(asked.tasks) - len(missing)} of them done",
             f"the rest takes roughly {_duration(took_s)} on {processes}, into {asked.folder}",
         ]
