@@ -27,6 +27,8 @@ from experiments.report.interactive import bundle
 from experiments.report.markup import data_block, element, escaped, joined
 from experiments.report.search_page import render_search
 from experiments.report.sections import Report
+from experiments.report.sensitivity import Case, CasePoint, Changed, Sensitivity
+from placement.statistics import Interval
 from profiles.shipped import find_profile, shipped_profiles
 from tests.cli import Cli
 from tests.report_pages import QUICK, Element, answer_of, parsed, reported, searched
@@ -182,8 +184,13 @@ def test_sensitivity_says_whether_the_recommendation_would_change(page: Element)
         assert cells[-1].text == verdict
         assert low <= cells[5].values[0] <= high
     told = page.identified("sensitivity").all("p")[0].text
-    changes = any(cells[-1].text == "changes" for cells in cases)
-    assert told.startswith("The recommendation changes" if changes else "The recommendation stays")
+    verdicts = {cells[-1].text for cells in cases}
+    opening = "The recommendation stays"
+    if "changes" in verdicts:
+        opening = "The recommendation changes"
+    elif "too close to call" in verdicts:
+        opening = "No change of 20 % overturns the recommendation"
+    assert told.startswith(opening)
 
 
 def test_assumptions_and_evidence(page: Element, folder: Path) -> None:
@@ -607,3 +614,36 @@ def test_refused_sweeps(sweep: Path, cli: Cli, tmp_path: Path) -> None:
 
 def test_roles_of_the_report_are_those_of_the_search(folder: Path) -> None:
     assert set(read_answer(folder).profiles) == {role.name.lower() for role in Role}
+
+
+def point(changed: Changed, low: float, high: float) -> CasePoint:
+    middle = Interval(0.9, 1.0, 1.1)
+    return CasePoint(Case(changed, 1.2), middle, middle, Interval(low, (low + high) / 2, high))
+
+
+@pytest.mark.parametrize(
+    ("prompts", "steps", "expected"),
+    [
+        ((1.1, 1.3), (1.2, 1.4), "The recommendation stays against the best alternative, "),
+        ((0.9, 1.3), (1.2, 1.4), "; too close to call with prompt lengths +20 %."),
+        ((0.5, 0.6), (0.7, 0.8), "with prompt lengths +20 % and step times +20 %."),
+    ],
+)
+def test_verdict_in_words(
+    folder: Path, prompts: tuple[float, float], steps: tuple[float, float], expected: str
+) -> None:
+    answer = read_answer(folder)
+    assert answer.recommended is not None
+    assert answer.alternative is not None
+    found = Sensitivity(
+        recommended=answer.recommended.placement,
+        other=answer.alternative.placement,
+        rates=(),
+        cases=(point(Changed.PROMPTS, *prompts), point(Changed.STEPS, *steps)),
+        seed=0,
+        replications=4,
+        counted=4000,
+    )
+    page = parsed(render_search(report_of(folder, sensitivity=found)))
+    assert expected in page.identified("sensitivity").all("p")[0].text
+    assert expected in page.identified("recommendation").text

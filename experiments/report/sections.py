@@ -401,9 +401,11 @@ def _robustness(found: Sensitivity) -> list[Content]:
     other: list[Content] = [" against the best alternative, ", element("code", found.other.label)]
     if changes:
         return [element("strong", "The recommendation changes"), other, ", with ", words.listed(changes), "."]
-    tied = f"; too close to call with {words.listed(close)}" if close else ""
+    if close:
+        kept = element("strong", f"No change of 20{words.PERCENT} overturns the recommendation")
+        return [kept, other, "; too close to call with ", words.listed(close), "."]
     kept = element("strong", "The recommendation stays")
-    return [kept, other, f", with prompts, outputs or step times 20{words.PERCENT} shorter or longer{tied}."]
+    return [kept, other, f", with prompts, outputs or step times 20{words.PERCENT} shorter or longer."]
 
 
 def _rates(report: Report, found: Sensitivity) -> list[Html]:
@@ -483,7 +485,7 @@ def _cases(report: Report, found: Sensitivity) -> list[Html]:
         identity="cases",
         caption="Goodput if one assumption is off by 20 %, with intervals.",
         summary=f"Chart of goodput in requests/s per GPU, recommended against alternative: {told}.",
-        x_label="goodput (requests/s per GPU)",
+        x_label="requests/s per GPU",
         rows=tuple(point.case.label for point in found.cases),
         dots=tuple(
             Dots(
