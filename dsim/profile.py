@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from dsim.errors import InfeasiblePlacementError, InputError
@@ -89,6 +89,7 @@ class Profile:
         reasons: why a section has the values it has, by dotted path.
         fit: how the numbers were fitted and how well, None where nobody said.
         sha256: digest of the file it was read from, for provenance.
+        within_range: KV caches hold no more than the most context that a decode step was measured with.
     """
 
     name: str
@@ -115,6 +116,7 @@ class Profile:
     reasons: Mapping[str, str] = field(default_factory=dict)
     fit: FitReport | None = None
     sha256: str = ""
+    within_range: bool = False
 
     def latency_at(self, tp: int) -> LatencyModel:
         """Return the kernel times at this tensor parallel degree.
@@ -137,7 +139,17 @@ class Profile:
         return self.host.get(role, HostOverhead())
 
     def kv_tokens(self, parallelism: Parallelism) -> int:
-        """Return the KV capacity in tokens: listed, else memory minus weights; <= 0 where the model does not fit."""
+        """Return the KV capacity in tokens: listed, else memory minus weights; <= 0 where the model does not fit.
+
+        With `within_range` it ends where the latency model's range of context does.
+        """
+        tokens = self._memory_tokens(parallelism)
+        if not self.within_range or parallelism.tp not in self.latency:
+            return tokens
+        return int(min(tokens, self.latency[parallelism.tp].valid_range.context_tokens))
+
+    def _memory_tokens(self, parallelism: Parallelism) -> int:
+        """Return the tokens whose KV the memory holds."""
         listed = self.kv_capacity_tokens.get(parallelism)
         if listed is not None:
             return listed
@@ -167,3 +179,35 @@ class Profile:
                 hint="add saturation_tokens to the profile, or use engine",
             )
         return self.saturation_tokens
+
+
+def profiles_by_role(profiles: Profile | Mapping[Role, Profile], *, extrapolate: bool) -> dict[Role, Profile]:
+    """Return the profile of each role; where prompts are decoded, one whose KV caches end with its valid range.
+
+    So no decode step has more context than was measured, as batch limits see to it that none has more requests.
+
+    Args:
+        extrapolate: KV caches as large as the memory allows.
+    """
+    by_role = dict.fromkeys(Role, profiles) if isinstance(profiles, Profile) else dict(profiles)
+    if extrapolate:
+        return by_role
+    return {role: p if role is Role.PREFILL else replace(p, within_range=True) for role, p in by_role.items()}
+
+
+def range_remarks(profiles: Mapping[Role, Profile], placements: Iterable[Placement]) -> list[str]:
+    """Return which KV caches of the placements `within_range` makes smaller than the memory, a line each."""
+    found = {}
+    for pool in (pool for placement in placements for pool in placement.pools):
+        profile = profiles[pool.role]
+        full, used = (
+            replace(profile, within_range=False).kv_tokens(pool.parallelism),
+            profile.kv_tokens(pool.parallelism),
+        )
+        if used < full:
+            where = f"{pool.role.name.lower()} {pool.parallelism}"
+            found[where] = (
+                f"{where}: KV cache of {used} tokens instead of {full}, as profile {profile.name} was not measured "
+                "with more context; --extrapolate uses all of it"
+            )
+    return list(found.values())

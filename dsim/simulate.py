@@ -12,7 +12,7 @@ from dsim.errors import InputError, InternalError
 from dsim.job import Job
 from dsim.options import Options, Window
 from dsim.pools import Placement, Role
-from dsim.profile import Profile
+from dsim.profile import Profile, profiles_by_role
 from dsim.recorder import Recorder
 from dsim.result import Result
 from dsim.trace import Trace
@@ -45,7 +45,7 @@ def simulate(
         InputError: a request is longer than the model's context, or a step leaves the latency model's valid range.
         InfeasiblePlacementError: the placement cannot run.
     """
-    by_role = dict.fromkeys(Role, profiles) if isinstance(profiles, Profile) else profiles
+    by_role = profiles_by_role(profiles, extrapolate=options.extrapolate)
     if not isinstance(source, Trace | ClosedLoop) and window.counted is None:
         raise InputError("window", "must be given for an endless source", name="counted")
     _check_match(placement, by_role)

@@ -43,7 +43,7 @@ def authors_settings(question: Question) -> tuple[QuickTrial, ...]:
     cluster, longest = question.cluster, known.sample.longest
     running = []
     for placement in candidates(question):
-        if not feasibility.reasons(placement, profiles=question.profiles, cluster=cluster, longest=longest):
+        if not feasibility.reasons(placement, profiles=question.used_profiles, cluster=cluster, longest=longest):
             capacity = bounds.upper_bounds(placement, known)[0].rate_per_s / placement.num_gpus
             running.append((capacity * bounds.headroom(placement, known), capacity, placement))
     running.sort(key=lambda item: (-item[0], item[2].num_gpus, item[2].label))

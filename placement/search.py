@@ -16,7 +16,7 @@ from dsim.gpu import Gpu
 from dsim.model import Model
 from dsim.options import Options
 from dsim.pools import Placement, Policy, Role
-from dsim.profile import Profile
+from dsim.profile import Profile, profiles_by_role, range_remarks
 from dsim.slo import Slo
 from dsim.workload import replication_seed
 from placement import bounds, feasibility, space
@@ -128,6 +128,11 @@ class Question:
         return disaggregated + (() if self.mode is Mode.DISAGGREGATED else (Role.COLOCATED,))
 
     @property
+    def used_profiles(self) -> dict[Role, Profile]:
+        """The profiles by role, with KV caches that end with their valid ranges unless extrapolation is allowed."""
+        return profiles_by_role(self.profiles, extrapolate=self.options.extrapolate)
+
+    @property
     def model(self) -> Model:
         """The model served."""
         return self.profiles[self.roles[0]].model
@@ -206,7 +211,7 @@ def search(
 def scenario(question: Question) -> Scenario:
     """Return what all probes of a question share."""
     return Scenario(
-        profiles=question.profiles,
+        profiles=question.used_profiles,
         workload=question.workload,
         slo=question.slo,
         target=question.attainment,
@@ -236,7 +241,7 @@ def case(question: Question) -> bounds.Case:
         num_requests=_SAMPLE, seed=question.seed, context_tokens=context_tokens, rate_per_s=1.0
     )
     sample = bounds.Sample.of(trace)
-    return bounds.Case(question.profiles, sample, question.slo, question.attainment, question.options)
+    return bounds.Case(question.used_profiles, sample, question.slo, question.attainment, question.options)
 
 
 def _horizons(question: Question, known: bounds.Case) -> tuple[Horizon | None, Horizon | None, Horizon]:
@@ -260,9 +265,10 @@ def _horizons(question: Question, known: bounds.Case) -> tuple[Horizon | None, H
 def _highest_rate(question: Question, known: bounds.Case) -> float:
     """Return an upper bound on the rate that any placement of the question sustains, 1 where none is known."""
     best: dict[Role, float] = {}
+    profiles = question.used_profiles
     for placement in candidates(replace(question, affinity=Affinity.LOW, num_gpus=question.cluster.largest_instance)):
         for pool in placement.pools:
-            if not feasibility.pool_reasons(pool, question.profiles, question.cluster, known.sample.longest):
+            if not feasibility.pool_reasons(pool, profiles, question.cluster, known.sample.longest):
                 per_gpu = bounds.pool_capacity(pool, known).rate_per_s / pool.num_gpus
                 best[pool.role] = max(best.get(pool.role, 0.0), per_gpu if math.isfinite(per_gpu) else 0.0)
     both = [best.get(role, 0.0) for role in (Role.PREFILL, Role.DECODE)]
@@ -338,7 +344,7 @@ class _Search:
         cluster, longest = self.question.cluster, self.case.sample.longest
         infeasible, entrants = [], []
         for placement in candidates(self.question):
-            reasons = feasibility.reasons(placement, profiles=self.question.profiles, cluster=cluster, longest=longest)
+            reasons = feasibility.reasons(placement, profiles=self.scenario.profiles, cluster=cluster, longest=longest)
             if reasons:
                 infeasible.append(Trial(placement, State.INFEASIBLE, reasons=reasons))
                 continue
@@ -482,7 +488,7 @@ class _Search:
             question=self.question.to_dict(),
             probes=self.runner.probes,
             requests=self.runner.requests,
-            warnings=tuple(self.warnings),
+            warnings=(*self.warnings, *range_remarks(self.scenario.profiles, [e.placement for e in reported])),
         )
 
     def _tied(self, complete: Sequence[Trial]) -> set[Placement]:

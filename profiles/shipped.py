@@ -34,7 +34,9 @@ def find_profile(model: str, gpu: str, *, engine: str) -> Profile:
 
 
 def profile_file(*, model: str | None, gpu: str | None = None, engine: str | None = None) -> Path:
-    """Return the file of the shipped profile of these names, by default of DistServe's engine on its GPU.
+    """Return the file of the shipped profile of these names.
+
+    Without a GPU it is the one DistServe ran on; without an engine DistServe's, or the only one that is known there.
 
     Raises:
         InputError: as `find_profile`, or no model.
@@ -42,14 +44,15 @@ def profile_file(*, model: str | None, gpu: str | None = None, engine: str | Non
     if model is None:
         hint = "as in --model 13b (dsim models lists them), or give --profile FILE"
         raise InputError("--model", "is needed", hint=hint)
-    gpu, engine = DEFAULT_GPU if gpu is None else gpu, DEFAULT_ENGINE if engine is None else engine
-    known_model, known_gpu = find_model(model), find_gpu(gpu)
+    known_model, known_gpu = find_model(model), find_gpu(DEFAULT_GPU if gpu is None else gpu)
     stem = f"{known_model.name}-{known_gpu.name}-"
     profiles = dict(shipped_profiles())
+    engines = [name.removeprefix(stem) for name in profiles if name.startswith(stem)]
+    if engine is None:
+        engine = engines[0] if len(engines) == 1 else DEFAULT_ENGINE
     path = profiles.get(stem + engine.strip().lower())
     if path is not None:
         return path
-    engines = [name.removeprefix(stem) for name in profiles if name.startswith(stem)]
     if engines:
         raise InputError(
             "--engine",

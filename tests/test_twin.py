@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from dsim.latency import Chunk, HostOverhead, LatencyModel, ValidRange
+from dsim.latency import AffineLatency, Chunk, HostOverhead, LatencyModel, ValidRange
 from dsim.options import Options, Routing
 from dsim.pools import Parallelism, Placement, Policy, Role
 from dsim.profile import BatchLimits, FirstToken, Handover, Preemption, Profile
@@ -81,6 +82,13 @@ def _host(draw: st.DrawFn, scale: float) -> HostOverhead:
     return HostOverhead(step_s=ticks[0], sequence_s=ticks[1] / 8, token_s=ticks[2] / 64, mixed_s=ticks[3])
 
 
+def affine(profile: Profile) -> Iterator[tuple[int, AffineLatency]]:
+    """Yield the latency models of a made-up profile by degree."""
+    for tp, model in profile.latency.items():
+        assert isinstance(model, AffineLatency)
+        yield tp, model
+
+
 @st.composite
 def systems(draw: st.DrawFn, *, dyadic: bool) -> System:
     """Draw a placement, a profile under memory pressure, and a workload."""
@@ -116,6 +124,8 @@ def systems(draw: st.DrawFn, *, dyadic: bool) -> System:
         admission_watermark=draw(st.sampled_from([0.0, 0.1])),
         request_s=draw(st.sampled_from([0.0, 4 / 1024])),
     )
+    measured = ValidRange(context_tokens=draw(st.sampled_from([math.inf, math.inf, 150, 333])))
+    profile = replace(profile, latency={tp: replace(model, valid_range=measured) for tp, model in affine(profile)})
     if draw(st.integers(0, 3)) == 0:
         profile = replace(profile, latency={tp: Listed(model) for tp, model in profile.latency.items()})
     degree = st.builds(Parallelism, tp=st.sampled_from([1, 2]), pp=st.sampled_from([1, 1, 2, 4]))

@@ -142,6 +142,9 @@ def search(
             help="Half width aimed for of the best intervals; a smaller one than the default buys more runs.",
         ),
     ] = "0.03",
+    extrapolate: Annotated[
+        bool, typer.Option("--extrapolate", help="Go beyond the profiles' valid range; the result says so.")
+    ] = False,
     seed: Seed = 0,
     jobs: Jobs = None,
     output_format: FormatOption = Format.TABLE,
@@ -177,6 +180,7 @@ def search(
         requests=requests,
         top=top,
         precision=precision,
+        extrapolate=extrapolate,
         seed=seed,
     )
     names = ["result.json", "trials.csv", "attainment.csv", "attainment.png", "config.yaml"]
@@ -238,6 +242,7 @@ def resolved(
     requests: int | None,
     top: int,
     precision: str,
+    extrapolate: bool,
     seed: int,
 ) -> tuple[Asked, Question]:
     """Return the question that the options of a search ask.
@@ -271,6 +276,7 @@ def resolved(
             prefill_token_limit=used.prefill_token_limit(prefill_batching),
             num_requests=None if requests is None else whole("--requests", requests, at_least=10),
             top=whole("--top", top, at_least=1, at_most=1000),
+            extrapolate=extrapolate,
             seed=seed,
         )
     except InputError as error:
@@ -326,6 +332,7 @@ def _question(
     prefill_token_limit: int | None,
     num_requests: int | None,
     top: int,
+    extrapolate: bool,
     seed: int,
 ) -> Question:
     from dsim.workload import Workload
@@ -349,7 +356,7 @@ def _question(
         top=top,
         precision=precision,
         num_requests=num_requests,
-        options=Options(seed=seed, prefill_token_limit=prefill_token_limit),
+        options=Options(seed=seed, prefill_token_limit=prefill_token_limit, extrapolate=extrapolate),
     )
 
 
@@ -428,6 +435,7 @@ def _described(asked: Asked, question: Question) -> dict[str, Any]:
             for role, p in question.profiles.items()
             if role in question.roles
         },
+        "extrapolated": question.options.extrapolate,
         "seed": question.seed,
     }
 

@@ -488,10 +488,12 @@ def _print(asked: _Run, result: Result, summary: dict[str, Any], *, output_forma
         emit(to_csv([summary]))
     else:
         from dsim.cli.tables import run_parts
+        from dsim.profile import range_remarks
 
         lines = [*introduction(asked.profile, asked=asked.model), f"{_what(asked)}, seed {summary['seed']}"]
         if asked.extrapolate:
             lines.append("extrapolated: steps may lie outside the range that the profile was measured on")
+        lines += range_remarks(result.profiles, [result.placement])
         show("\n".join(lines), *run_parts(result, summary, asked.slo), color=use_color(no_color=no_color))
 
 
