@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -13,9 +14,7 @@ from dsim.cli.options import OutputDirectory, Overwrite, Quiet, file_path
 from dsim.errors import InputError, nearest
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-    from experiments.plots import Kind, PlotSpec
+    from experiments.plots import Figures, Kind, PlotSpec
     from experiments.store import SweepResults
 
 _FORMS = ("svg", "png")
@@ -93,10 +92,10 @@ class _Asked:
     title: str | None
 
     @property
-    def given(self) -> dict[str, object]:
-        """Options of sweeps alone that were given, by name."""
-        options = {"-x": self.x, "-y": self.y, "--series": self.series, "--where": self.where}
-        return {name: value for name, value in options.items() if value}
+    def given(self) -> tuple[str, str] | None:
+        """The first option of sweeps alone that was given, with its value."""
+        options = {"-x": self.x, "-y": ", ".join(self.y), "--series": self.series, "--where": ", ".join(self.where)}
+        return next(((name, value) for name, value in options.items() if value), None)
 
 
 def _forms(text: str) -> tuple[str, ...]:
@@ -117,7 +116,7 @@ def _window(text: str) -> tuple[float, float]:
     return seconds("--window", parts[0]), seconds("--window", parts[1])
 
 
-def _figures(result: Path, asked: _Asked, window_s: tuple[float, float] | None) -> Mapping[str, Figure]:
+def _figures(result: Path, asked: _Asked, window_s: tuple[float, float] | None) -> Figures:
     """Return the figures of a directory, by file name."""
     from experiments.plots import SEARCH_KINDS, Kind, run_figures, search_figures
     from experiments.plots.results import RESULT, RUN_KINDS
@@ -132,9 +131,8 @@ def _figures(result: Path, asked: _Asked, window_s: tuple[float, float] | None) 
         _only_timeline(window_s, kind)
         return _of_sweep(result, asked, kind)
     if asked.given:
-        name, value = next(iter(asked.given.items()))
-        shown = value if isinstance(value, str) else ", ".join(map(str, value)) if isinstance(value, tuple) else value
-        raise InputError(name, "belongs to sweeps", value=shown, hint=f"leave it out; {result} is no sweep's directory")
+        name, value = asked.given
+        raise InputError(name, "belongs to sweeps", value=value, hint=f"leave it out; {result} is no sweep's directory")
     if (result / RESULT).is_file():
         kind = None if asked.kind is None else _kind(asked.kind, SEARCH_KINDS)
         _only_timeline(window_s, kind)
@@ -166,15 +164,15 @@ def _only_timeline(window_s: tuple[float, float] | None, kind: Kind | None) -> N
         raise InputError("--window", "belongs to timelines", value=text, hint=hint)
 
 
-def _of_sweep(folder: Path, asked: _Asked, kind: Kind | None) -> Mapping[str, Figure]:
+def _of_sweep(folder: Path, asked: _Asked, kind: Kind | None) -> Figures:
     """Return the figures that a sweep asks for, or the one that the options do."""
     from experiments.plots import draw
     from experiments.store import load_sweep
 
     results = load_sweep(folder)
     if kind is None and asked.given:
-        name = next(iter(asked.given))
-        raise InputError(name, "needs a kind of figure", hint="add --kind, such as --kind line")
+        name, value = asked.given
+        raise InputError(name, "needs a kind of figure", value=value, hint="add --kind, such as --kind line")
     specs: Sequence[PlotSpec] = results.plots if kind is None else (_spec(asked, kind, results),)
     if not specs:
         hint = "name one with --kind, -x and -y, or add plots to the sweep file"
@@ -196,14 +194,12 @@ def _spec(asked: _Asked, kind: Kind, results: SweepResults) -> PlotSpec:
         section["y"] = list(asked.y)
     if asked.where:
         section["where"] = dict(_condition(text) for text in asked.where)
-    import json
-
     # JSON is YAML.
     text = json.dumps(section).encode()
     try:
         return parse_plot(parse_yaml(text, file="options"), columns=list(results.summary.columns))
     except InputError as error:
-        raise _by_option(error) from None
+        raise _by_option(error, kind) from None
 
 
 def _condition(text: str) -> tuple[str, object]:
@@ -218,17 +214,20 @@ def _condition(text: str) -> tuple[str, object]:
     return name.strip(), plain
 
 
-def _by_option(error: InputError) -> InputError:
+def _by_option(error: InputError, kind: Kind) -> InputError:
     """Return the error with the option's name for that of the key."""
-    options = {"x": "-x", "y": "-y", "series": "--series", "where": "--where", "title": "--title", "kind": "--kind"}
-    key = (error.name or "").split(".")[0].split("[")[0]
-    if not key:
-        key = error.value if isinstance(error.value, str) and error.value in options else "kind"
-        return InputError(options[key], error.rule.replace(" is not a known key", " has no use"), hint=error.hint)
-    return InputError(options.get(key, "--kind"), error.rule, value=error.value, hint=error.hint)
+    options = {"x": "-x", "y": "-y", "series": "--series", "where": "--where", "title": "--title"}
+    if error.rule.startswith("is not a known key") and error.value in options:
+        rule = f"has no use in a figure of kind {kind.value}"
+        return InputError(options[str(error.value)], rule, hint="leave it out")
+    key, _, rest = (error.name or "").partition(".")
+    option = options.get(key.partition("[")[0], "--kind")
+    return InputError(
+        option, error.rule, value=error.value if error.value is not None else rest or None, hint=error.hint
+    )
 
 
-def _rendered(figures: Mapping[str, Figure], forms: Sequence[str]) -> dict[str, bytes]:
+def _rendered(figures: Figures, forms: Sequence[str]) -> dict[str, bytes]:
     from experiments.plots import rendered
 
     return {

@@ -4,7 +4,7 @@ from experiments.plots.attainment import attainment_figure, attainment_png, atta
 from experiments.plots.draw import draw, render
 from experiments.plots.results import RUN_KINDS, SEARCH_KINDS, run_figures, search_figures
 from experiments.plots.spec import COMMON_KEYS, FORMS, OWN_KEYS, Form, Kind, Mark, PlotSpec, parse_plot
-from experiments.plots.style import STYLES, new_figure, rendered
+from experiments.plots.style import STYLES, Figures, new_figure, rendered
 
 __all__ = [
     "COMMON_KEYS",
@@ -13,6 +13,7 @@ __all__ = [
     "RUN_KINDS",
     "SEARCH_KINDS",
     "STYLES",
+    "Figures",
     "Form",
     "Kind",
     "Mark",

@@ -194,10 +194,12 @@ def _lines(axes: Axes, spec: PlotSpec, panel: _Panel, series: Series, *, axis: _
         x, y = curve(spec, series.frame, column, axis_values=axis.of(series.frame, spec))
         number = series.number if series.label else style
         colour = colour_of(number)
-        label = (series.label if style == 0 else "") if series.label else short(column)
+        # The axis says what a single line is.
+        alone = not series.label and len(panel.columns) == 1
+        label = (series.label if style == 0 else "") if series.label or alone else short(column)
         meets = style == 0 and spec.kind in _ATTAINMENT
         if meets:
-            label += _meeting_text(spec, series, x, y)
+            label = f"{label or short(column)}{_meeting_text(spec, series, x, y)}"
         bars = axes.errorbar(
             x,
             y.best,

@@ -16,6 +16,7 @@ from experiments.plots.attainment import attainment_spec
 from experiments.plots.draw import draw
 from experiments.plots.runlog import REQUESTS, STEPS, SUMMARY, read_columns, read_run, read_summary
 from experiments.plots.spec import FORMS, Kind, PlotSpec
+from experiments.plots.style import Figures
 from experiments.plots.timeline import timeline_figure
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ _MOST_TRIALS = 12
 _QUANTILES = np.linspace(0, 1, 101)
 
 
-def search_figures(folder: Path, *, kind: Kind | None = None, title: str | None = None) -> dict[str, Figure]:
+def search_figures(folder: Path, *, kind: Kind | None = None, title: str | None = None) -> Figures:
     """Return the figures of a search, by file name: of every kind that there is data for, or of one.
 
     Raises:
@@ -62,7 +63,7 @@ def search_figures(folder: Path, *, kind: Kind | None = None, title: str | None 
 
 def run_figures(
     folder: Path, *, kind: Kind | None = None, window_s: tuple[float, float] | None = None, title: str | None = None
-) -> dict[str, Figure]:
+) -> Figures:
     """Return the figures of a run, by file name: latencies, their parts and, where steps were logged, the timeline.
 
     Raises:

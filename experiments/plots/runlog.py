@@ -200,12 +200,20 @@ def read_run(folder: Path) -> RunLog:
     Raises:
         InputError: a file is missing or is not what `dsim simulate` writes.
     """
-    return RunLog(
+    log = RunLog(
         summary=read_summary(folder),
         requests=_read_requests(folder),
         steps=tuple(_read_steps(folder)),
         kv=_read_kv(folder),
     )
+    if not isinstance(log.summary.get("kv_blocks"), dict):
+        raise _broken(folder, SUMMARY, "has no kv_blocks")
+    if not log.steps:
+        raise InputError(str(folder / STEPS), "has no steps to draw", hint="simulate some requests")
+    last = max(max((*step.prefill, *step.decode), default=0) for step in log.steps)
+    if last >= len(log.requests["arrival_s"]):
+        raise _broken(folder, STEPS, f"names request {last}, of which {EVERY} knows nothing")
+    return log
 
 
 def read_summary(folder: Path) -> Mapping[str, Any]:

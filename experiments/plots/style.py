@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import math
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 if TYPE_CHECKING:
@@ -40,6 +40,8 @@ _DECADES, _THOUSANDS = 3.5, 10_000
 
 Form = Literal["png", "svg"]
 Legended: TypeAlias = "Artist | Container"
+#: Figures by the name of their files.
+Figures: TypeAlias = "Mapping[str, Figure]"
 
 
 def colour_of(number: int) -> str:
