@@ -232,8 +232,8 @@ def test_the_parts_of_the_latency_add_up_to_it() -> None:
     )
     parts = parts_of(spec("{kind: breakdown}", frame), frame)
     assert [part.label for part in parts] == ["queue", "prefill", "transfer", "decode admission", "decode"]
-    np.testing.assert_allclose(sum(part.seconds for part in parts), [5.0, 6.0])
-    np.testing.assert_allclose(parts[-1].seconds, [4.64, 5.5])
+    np.testing.assert_allclose(sum(part.size for part in parts), [5.0, 6.0])
+    np.testing.assert_allclose(parts[-1].size, [4.64, 5.5])
     shown = figure("{kind: breakdown}", frame)
     before, whole = shown.axes
     assert before.get_xlabel() == "of it before decoding (s)"
@@ -241,8 +241,28 @@ def test_the_parts_of_the_latency_add_up_to_it() -> None:
     np.testing.assert_allclose(ends(whole), [5.0, 6.0])
     assert len(errorbars(whole)) == 1
     shares = figure("{kind: breakdown, share: true}", frame)
-    assert shares.axes[0].get_xlabel() == "share of the mean latency (%)"
-    np.testing.assert_allclose(ends(shares.axes[0]), [100, 100])
+    assert shares.axes[1].get_xlabel() == "share of the mean latency (%)"
+    np.testing.assert_allclose(ends(shares.axes[1]), [100, 100])
+
+
+def test_shares_are_shown_as_such_without_the_interval_of_seconds() -> None:
+    frame = pd.DataFrame(
+        {
+            "rate_per_gpu": [0.5],
+            "parts_share.prefill": [0.03],
+            "parts_share.decode": [0.97],
+            "e2e_s.mean": [5.0],
+            "e2e_s.mean.low": [4.0],
+            "e2e_s.mean.high": [6.0],
+        }
+    )
+    shown = figure("{kind: breakdown, x: rate_per_gpu, y: [parts_share.prefill, parts_share.decode]}", frame)
+    before, whole = shown.axes
+    assert (before.get_xlabel(), whole.get_xlabel()) == ("of it before decoding (%)", "share of the mean latency (%)")
+    assert [text.get_text() for text in before.texts] == ["3.00 %"]
+    assert [tick.get_text() for tick in before.get_yticklabels()] == ["0.5 requests/s per GPU"]
+    np.testing.assert_allclose(ends(whole), [3, 100])
+    assert errorbars(whole) == []
 
 
 # Staircase
@@ -386,6 +406,11 @@ def test_a_heat_map_prints_its_cells() -> None:
         ),
         ("{kind: line, x: system, y: tpot_s.p90}", attainment(), "'system' has texts where numbers are needed"),
         ("{kind: staircase}", trials(), "has several rows for one line"),
+        (
+            "{kind: breakdown, y: [num_gpus, goodput_per_gpu_per_s]}",
+            trials(),
+            "stacks different units: , requests/s per GPU; name columns of one unit",
+        ),
         ("{kind: goodput-bars, x: num_gpus}", trials().assign(num_gpus=3), "'3' has several rows for one bar"),
         ("{kind: cdf, y: num_gpus, series: placement}", trials(), "'num_gpus' must hold 101 quantiles"),
         (

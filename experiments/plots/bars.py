@@ -22,7 +22,7 @@ from experiments.plots.data import (
     values_of,
 )
 from experiments.plots.labels import quantity, short
-from experiments.plots.spec import ALL_PARTS, TTFT_PARTS, PlotSpec
+from experiments.plots.spec import TTFT_PARTS, PlotSpec
 from experiments.plots.style import (
     NEUTRAL,
     Legended,
@@ -130,22 +130,31 @@ class Part:
 
     Args:
         label: in the legend.
-        seconds: of each bar; 0 where it does not have the part.
+        size: of each bar, in the unit of the axis; 0 where it does not have the part.
     """
 
     label: str
-    seconds: Floats
+    size: Floats
 
 
 def parts_of(spec: PlotSpec, frame: pd.DataFrame) -> list[Part]:
-    """Return the parts of each row's latency, seconds.
+    """Return the parts of each row's latency, in seconds, or per cent where the columns are shares.
 
     The decode part is what is left of the mean end-to-end latency, where rows have it and the parts are those
     of TTFT. Requests without a part (of one token, say) are not in its mean; the parts add up all the same.
+
+    Raises:
+        InputError: the columns have different units.
     """
-    parts = [Part(short(column), np.nan_to_num(values_of(frame, column, spec=spec).best)) for column in spec.y]
+    units = {quantity(column).unit for column in spec.y}
+    if len(units) > 1:
+        raise problem(spec, f"stacks different units: {', '.join(sorted(units))}", hint="name columns of one unit")
+    parts = [
+        Part(short(column), np.nan_to_num(values_of(frame, column, spec=spec).best) * quantity(column).factor)
+        for column in spec.y
+    ]
     if _E2E in frame.columns and _before_decoding(spec):
-        rest = values_of(frame, _E2E, spec=spec).best - np.sum([part.seconds for part in parts], axis=0)
+        rest = values_of(frame, _E2E, spec=spec).best - _total(parts)
         parts.append(Part(_DECODE, np.clip(np.nan_to_num(rest), 0, None)))
     return parts
 
@@ -153,65 +162,65 @@ def parts_of(spec: PlotSpec, frame: pd.DataFrame) -> list[Part]:
 def breakdown_figure(spec: PlotSpec, summary: pd.DataFrame) -> Figure:
     """Return a figure of stacked parts, one bar for each row, in seconds or as shares of the whole.
 
-    Where decoding dwarfs the other parts, a panel of its own shows these.
+    Where decoding dwarfs the other parts, a panel of its own shows these. The interval of the whole is that of the
+    mean end-to-end latency, where the parts add up to it.
     """
     frame = rows_of(spec, summary)
     names = _row_names(spec, frame)
     _once_each(spec, names)
     parts = parts_of(spec, frame)
+    latency = values_of(frame, _E2E, spec=spec) if _E2E in frame.columns else None
+    seconds = _total(parts)
+    if spec.share:
+        scale = 100 / np.where(seconds > 0, seconds, np.nan)
+        parts = [Part(part.label, np.nan_to_num(part.size * scale)) for part in parts]
+    total, unit = _total(parts), "%" if spec.share else quantity(spec.y[0]).unit
     whole = parts[-1].label == _DECODE
-    total = np.sum([part.seconds for part in parts], axis=0)
-    before = total - parts[-1].seconds if whole else total
-    zoomed = whole and not spec.share and before.max() < _SMALL * total.max()
-    height = _REST + _BAR * len(names) * 1.3
-    figure = new_figure(width=9.6 if zoomed else 7.0, height=height)
+    before = total - parts[-1].size if whole else total
+    zoomed = whole and before.max() < _SMALL * total.max()
+    figure = new_figure(width=9.6 if zoomed else 7.0, height=_REST + _BAR * len(names) * 1.3)
     grid = figure.subplots(1, 2 if zoomed else 1, sharey=True, squeeze=False)[0]
-    handles = _stack(grid[-1], spec, parts, total)
-    if whole and not spec.share:
-        latency = values_of(frame, _E2E, spec=spec)
+    handles = _stack(grid[-1], parts)
+    ends = total
+    if latency is not None and unit == "s" and np.allclose(total, latency.best, rtol=1e-6):
         _intervals(grid[-1], np.arange(len(names), dtype=np.float64), latency)
         ends = np.fmax(total, latency.high)
-    else:
-        ends = np.full(len(names), 100.0) if spec.share else total
-    for row, seconds in enumerate(total):
-        _write(grid[-1], row, ends[row], _seconds(seconds))
-    what = (
-        "mean latency"
-        if whole or set(spec.y) == set(ALL_PARTS)
-        else "mean time before decoding"
-        if _before_decoding(spec)
-        else "mean time"
-    )
-    label = f"share of the {what} (%)" if spec.share else f"{what} (s)"
+    for row, end in enumerate(ends):
+        _write(grid[-1], row, end, _amount(seconds[row], quantity(spec.y[0]).unit))
+    what = "mean latency" if whole else "mean time before decoding" if _before_decoding(spec) else "mean time"
+    label = f"share of the {what} (%)" if unit == "%" else f"{what} ({unit})"
     _finish(grid[-1], spec, names, label=label if zoomed else spec.xlabel or label)
-    if zoomed:
-        _stack(grid[0], spec, parts[:-1], before)
-        for row, seconds in enumerate(before):
-            _write(grid[0], row, seconds, _seconds(seconds))
-        _finish(grid[0], spec, names, label="of it before decoding (s)")
-        grid[1].tick_params(labelleft=False)
-    if spec.share:
-        grid[-1].set_xlim(0, 118)
+    if unit == "%":
+        grid[-1].set_xlim(0, 125)
         grid[-1].set_xticks(range(0, 101, 20))
+    if zoomed:
+        _stack(grid[0], parts[:-1])
+        for row, end in enumerate(before):
+            _write(grid[0], row, end, _amount(end, unit))
+        _finish(grid[0], spec, names, label=f"of it before decoding ({unit})")
+        grid[1].tick_params(labelleft=False)
     set_title(figure, spec.title)
     add_legend(figure, handles)
     return figure
+
+
+def _total(parts: Sequence[Part]) -> Floats:
+    total: Floats = np.sum([part.size for part in parts], axis=0)
+    return total
 
 
 def _before_decoding(spec: PlotSpec) -> bool:
     return set(spec.y) <= set(TTFT_PARTS)
 
 
-def _stack(axes: Axes, spec: PlotSpec, parts: Sequence[Part], total: Floats) -> list[Legended]:
+def _stack(axes: Axes, parts: Sequence[Part]) -> list[Legended]:
     """Draw the parts of all rows, one after the other."""
-    scale = 100 / np.where(total > 0, total, np.nan) if spec.share else np.ones(len(total))
-    left = np.zeros(len(total))
+    left = np.zeros(len(parts[0].size))
     handles: list[Legended] = []
     for number, part in enumerate(parts):
-        width = np.nan_to_num(part.seconds * scale)
         bars = axes.barh(
-            np.arange(len(total)),
-            width,
+            np.arange(len(left)),
+            part.size,
             left=left,
             height=0.72,
             color=colour_of(number),
@@ -221,7 +230,7 @@ def _stack(axes: Axes, spec: PlotSpec, parts: Sequence[Part], total: Floats) -> 
             label=part.label,
         )
         handles.append(bars)
-        left = left + width
+        left = left + part.size
     return handles
 
 
@@ -263,8 +272,10 @@ def _write(axes: Axes, row: float, end: float, text: str) -> None:
         axes.annotate("none", (0, row), xytext=(5, 0), textcoords="offset points", va="center", fontsize="small")
 
 
-def _seconds(seconds: float) -> str:
-    return f"{digits(seconds * 1e3)} ms" if seconds < 1 else f"{digits(seconds)} s"
+def _amount(size: float, unit: str) -> str:
+    if unit != "s":
+        return f"{digits(size)} {unit}"
+    return f"{digits(size * 1e3)} ms" if size < 1 else f"{digits(size)} s"
 
 
 def _finish(axes: Axes, spec: PlotSpec, names: Sequence[str], *, label: str) -> None:
