@@ -56,6 +56,7 @@ PUBLIC = {
     "placement.goodput",
     "placement.result",
     "placement.search",
+    "placement.single",
     "placement.space",
     "placement.statistics",
 }
