@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor
 from dataclasses import replace
 from typing import Any, Final
 
@@ -322,15 +323,15 @@ def _searched(setting: Setting, seed: int, jobs: int) -> Columns:
     with local_processes(asked.jobs or jobs) as executor:
         started_s, cpu_s = time.perf_counter(), time.process_time()
         if asked.method is Method.AUTHORS:
-            found = _by_authors(question)
+            found = _by_authors(question, executor)
         else:
             found = _answer(setting, search(question, executor=executor))
         spent = {"elapsed_s": time.perf_counter() - started_s, "cpu_s": time.process_time() - cpu_s}
     return {**described, **found, **(spent if asked.timing else {})}
 
 
-def _by_authors(question: Question) -> Columns:
-    trials = authors_settings(question)
+def _by_authors(question: Question, executor: Executor | None) -> Columns:
+    trials = authors_settings(question, executor=executor)
     best = trials[0] if trials and trials[0].low_per_gpu_per_s > 0 else None
     return {
         "placement": None if best is None else str(best.placement),
