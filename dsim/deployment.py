@@ -49,7 +49,7 @@ class Deployment:
         self.prefill_only = phase is Role.PREFILL
         self.prefill_gpus = placement.pools[0].parallelism.num_gpus
         self.on_finish: Callable[[Job], None] | None = None
-        self._prefill_token_limit = options.prefill_token_limit
+        self._prefill_token_limit_at = options.prefill_token_limit_at
         # The handover is the decode side's affair (docs/semantics.md, section 5).
         decode_side = profiles.get(Role.DECODE, profiles[placement.pools[0].role])
         self._first_token_from = decode_side.handover.first_token_from
@@ -111,8 +111,9 @@ class Deployment:
         """Return the engine's batch limits, within the latency model's valid range unless extrapolation is allowed."""
         limits = profile.limits.get(role, BatchLimits())
         tokens, requests = limits.tokens, limits.requests
-        if role is Role.PREFILL and self._prefill_token_limit is not None:
-            tokens = self._prefill_token_limit
+        limit = self._prefill_token_limit_at(tp)
+        if role is Role.PREFILL and limit is not None:
+            tokens = limit
         if not self.extrapolate:
             valid = profile.latency_at(tp).valid_range
             tokens = min(tokens, valid.prefill_tokens)

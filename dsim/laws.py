@@ -146,8 +146,9 @@ class Facts:
         pool, profile = self.pool(role)
         limits, options = profile.limits.get(role, BatchLimits()), self.result.options
         tokens, requests = limits.tokens, limits.requests
-        if role is Role.PREFILL and options.prefill_token_limit is not None:
-            tokens = options.prefill_token_limit
+        limit = options.prefill_token_limit_at(pool.parallelism.tp)
+        if role is Role.PREFILL and limit is not None:
+            tokens = limit
         if not options.extrapolate:
             valid = profile.latency_at(pool.parallelism.tp).valid_range
             tokens = min(tokens, valid.prefill_tokens)

@@ -11,7 +11,7 @@ from dsim.errors import InfeasiblePlacementError, InputError
 from dsim.gpu import Gpu
 from dsim.latency import HostOverhead, LatencyModel
 from dsim.model import Model
-from dsim.options import PrefillBatching
+from dsim.options import PrefillBatching, TokenLimit
 from dsim.pools import Parallelism, Placement, Role
 from dsim.profile_fit import FitReport
 
@@ -84,7 +84,8 @@ class Profile:
         kv_capacity_tokens: KV capacity in tokens by parallelism, where known.
         kv_bytes_per_gpu: memory per GPU for weights and KV cache together, for parallelisms not listed.
         swap_bytes_per_s: host link rate per GPU, each way.
-        saturation_tokens: Lm, None where unknown.
+        saturation_tokens: Lm (of the smallest degree, where it differs), None where unknown.
+        saturation_tokens_at: Lm by tensor parallel degree, where it differs.
         violations: what the numbers are known to get wrong (dsim/contract.py).
         reasons: why a section has the values it has, by dotted path.
         fit: how the numbers were fitted and how well, None where nobody said.
@@ -111,6 +112,7 @@ class Profile:
     preemption: Preemption = Preemption.SWAP
     swap_bytes_per_s: float = math.inf
     saturation_tokens: int | None = None
+    saturation_tokens_at: Mapping[int, int] = field(default_factory=dict)
     block_tokens: int = 16
     violations: tuple[str, ...] = ()
     reasons: Mapping[str, str] = field(default_factory=dict)
@@ -163,8 +165,10 @@ class Profile:
         capacity = {pool.parallelism: kv_blocks * self.block_tokens for pool in placement.pools}
         return replace(self, kv_capacity_tokens={**self.kv_capacity_tokens, **capacity})
 
-    def prefill_token_limit(self, batching: PrefillBatching) -> int | None:
+    def prefill_token_limit(self, batching: PrefillBatching) -> TokenLimit | None:
         """Return the most tokens of a prefill batch, None for the engine's own limit.
+
+        By tensor parallel degree where Lm is; degrees without one have the engine's.
 
         Raises:
             InputError: the profile has no Lm.
@@ -178,7 +182,7 @@ class Profile:
                 value=batching.value,
                 hint="add saturation_tokens to the profile, or use engine",
             )
-        return self.saturation_tokens
+        return self.saturation_tokens_at or self.saturation_tokens
 
 
 def profiles_by_role(profiles: Profile | Mapping[Role, Profile], *, extrapolate: bool) -> dict[Role, Profile]:

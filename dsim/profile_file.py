@@ -96,7 +96,7 @@ def parse_profile(data: bytes, *, file: str, changes: Mapping[str, Field] = Mapp
     kv = top.section("kv").only(("capacity_tokens", "bytes_per_gpu", "block_tokens", "admission_watermark", "reason"))
     capacity, bytes_per_gpu = _capacity(kv, model=model, gpu=gpu)
     preemption, swap_bytes_per_s = _preemption(top.get("preemption"))
-    saturation, fit = top.get("saturation_tokens"), top.get("fit")
+    saturation, fit = _saturation(top.get("saturation_tokens"), latency), top.get("fit")
     return Profile(
         name=f"{model.name}-{gpu.name}-{engine_name}",
         model=model,
@@ -117,7 +117,8 @@ def parse_profile(data: bytes, *, file: str, changes: Mapping[str, Field] = Mapp
         kv_bytes_per_gpu=bytes_per_gpu,
         block_tokens=kv.integer("block_tokens", 16, at_least=1, at_most=4096),
         admission_watermark=_share(kv, "admission_watermark", 0.01),
-        saturation_tokens=None if saturation is None else saturation.integer(at_least=1),
+        saturation_tokens=saturation if isinstance(saturation, int) else next(iter(saturation.values()), None),
+        saturation_tokens_at={} if isinstance(saturation, int) else saturation,
         violations=_violations(top, latency=latency, model=model, gpu=gpu),
         reasons=_reasons(top),
         fit=None if fit is None else read_fit(fit),
@@ -221,6 +222,21 @@ def _refused(field: Field | None, latency: Mapping[int, AffineLatency]) -> dict[
             raise reason.error_of_key("stands under latency as well", "keep one of the two")
         result[tp] = reason.text()
     return result
+
+
+def _saturation(field: Field | None, latency: Mapping[int, AffineLatency]) -> int | dict[int, int]:
+    """Return Lm, by tensor parallel degree unless one number stands for all; empty where nothing is known."""
+    if field is None:
+        return {}
+    if not isinstance(field.value, dict):
+        return field.integer(at_least=1)
+    found = field.section().by_integer()
+    if not found:
+        raise field.error("must be a whole number, or numbers by tensor parallel degree", "such as {2: 307, 8: 608}")
+    for tp, entry in found.items():
+        if tp not in latency:
+            raise entry.error_of_key("is a tensor parallel degree that does not stand under latency")
+    return {tp: found[tp].integer(at_least=1) for tp in sorted(found)}
 
 
 def _limits(field: Field | None, valid: ValidRange) -> dict[Role, BatchLimits]:
@@ -383,8 +399,8 @@ def _violations(top: Section, *, latency: Mapping[int, AffineLatency], model: Mo
 
 def _refuse(violation: Violation, top: Section) -> None:
     """Refuse a violation that the file does not admit to."""
-    if violation.kind is ViolationKind.BELOW_BOUND:
-        # A datasheet can be wrong and a file's dtype unusual: told to the user, not refused.
+    if violation.kind in (ViolationKind.BELOW_BOUND, ViolationKind.INSENSITIVE):
+        # A datasheet can be wrong, a file's dtype unusual, its numbers a what-if: told to the user, not refused.
         return
     hint = "correct the coefficients"
     if violation.kind is not ViolationKind.NOT_POSITIVE:

@@ -13,10 +13,13 @@ from dsim.catalog import find_model
 from dsim.errors import InputError, nearest
 from dsim.model import Model
 
-#: Families whose blocks are built here as their papers and reference code have them.
+#: Families whose matrices are built here. Activations are SiLU (GELU in OPT), and only OPT has biases: what differs
+#: in other families (gemma's GELU, qwen2's biases of queries, keys and values) takes no time that shows.
 FAMILIES = ("gemma", "llama", "mistral", "mixtral", "olmoe", "opt", "phi3", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe")
 #: Families that normalise each head's queries and keys.
 _QK_NORM = ("olmoe", "qwen3", "qwen3_moe")
+#: Families whose output head is the embedding where the file does not say.
+_TIED = ("gemma", "opt")
 #: Of dtype texts, as config files and `--dtype` have them.
 DTYPE_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
 _LARGEST_CONFIG_BYTES = 1_000_000
@@ -44,6 +47,7 @@ class Shape:
     """A transformer that can be built and timed.
 
     Args:
+        model: of a mixture of experts, its `ffn_size` is the width that computes each token.
         experts: None where the MLP is dense.
         qk_norm: queries and keys are normalised head by head (Qwen3).
     """
@@ -125,6 +129,13 @@ class Rank:
     vocabulary: int
     expert_ffn_size: int = 0
     shared_ffn_size: int = 0
+
+
+def idle_expert_bytes(model: Model, experts: Experts) -> int:
+    """Return the bytes of the weights that a mixture holds beyond its model's `ffn_size`: idle experts and routers."""
+    width = experts.experts * experts.ffn_size + experts.shared_ffn_size - model.ffn_size
+    matrices = 3 if model.gated_mlp else 2
+    return model.dtype_bytes * model.layers * model.hidden_size * (matrices * width + experts.experts)
 
 
 def active_experts(experts: Experts, tokens: float) -> int:
@@ -212,13 +223,13 @@ class _Config:
             attention_heads=attention_heads,
             kv_heads=kv_heads,
             head_dim=head_dim,
-            ffn_size=self._size("ffn_dim" if is_opt else "intermediate_size"),
+            ffn_size=self._ffn_size(experts, is_opt=is_opt),
             vocabulary=self._size("vocab_size"),
             context_tokens=context,
             gated_mlp=not is_opt,
             learned_positions=is_opt,
             biases=is_opt,
-            tied_embeddings=bool(self.keys.get("tie_word_embeddings", is_opt)),
+            tied_embeddings=bool(self.keys.get("tie_word_embeddings", family in _TIED)),
             source=f"config.json of {given}",
             dtype_bytes=self._dtype_bytes(),
         )
@@ -252,6 +263,12 @@ class _Config:
             ffn_size=self._size("moe_intermediate_size", default=dense),
             shared_ffn_size=self._size("shared_expert_intermediate_size") if shared else 0,
         )
+
+    def _ffn_size(self, experts: Experts | None, *, is_opt: bool) -> int:
+        """Return the width of the MLP, of a mixture the width that computes each token."""
+        if experts is not None:
+            return experts.per_token * experts.ffn_size + experts.shared_ffn_size
+        return self._size("ffn_dim" if is_opt else "intermediate_size")
 
     def _dtype_bytes(self) -> int:
         dtype = self.keys.get("torch_dtype") or self.keys.get("dtype") or "bfloat16"

@@ -72,9 +72,8 @@ def watched(system: System) -> Watched:
         for i, (at_s, prompt, output, cached) in enumerate(zip(*columns, strict=True))
     ]
     front, back = options.prefill_routing.value, options.decode_routing.value
-    parts = _system(
-        system.placement, every_role(system.profile), options.seed, front, back, front, options.prefill_token_limit
-    )
+    limit = options.prefill_token_limit_at(system.placement.pools[0].parallelism.tp)
+    parts = _system(system.placement, every_role(system.profile), options.seed, front, back, front, limit)
     run = Watched(parts, _OpenLoop(requests))
     run.result()
     return run

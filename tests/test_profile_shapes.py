@@ -11,7 +11,7 @@ import pytest
 from dsim.catalog import models
 from dsim.errors import InputError
 from dsim.model import Model
-from profiles.shapes import Experts, active_experts, read_config, shape_of
+from profiles.shapes import Experts, active_experts, idle_expert_bytes, read_config, shape_of
 
 LLAMA: dict[str, object] = {
     "model_type": "llama",
@@ -97,6 +97,30 @@ def test_experts(tmp_path: Path) -> None:
     assert qwen.weight_bytes(1, 2) / 2 == pytest.approx(30.5e9, rel=2e-3)
     active = 48 * qwen.layer_flops_per_token(1) / 2 + 2 * 151936 * 2048
     assert active == pytest.approx(3.35e9, rel=0.01)
+
+
+def test_a_mixtures_model_is_as_wide_as_what_computes_a_token(tmp_path: Path) -> None:
+    """So the datasheet's bounds hold: they count what each token needs, and no expert more."""
+    for config in (MIXTRAL, QWEN3_MOE):
+        shape = read_config(write(tmp_path, config))
+        assert shape.experts is not None
+        flops = 2 * (shape.model.layer_matrix_parameters / shape.model.layers)
+        assert shape.layer_flops_per_token(1) == pytest.approx(flops)
+        # Idle experts and routers are the rest; norms aside.
+        whole = shape.model.weight_bytes + idle_expert_bytes(shape.model, shape.experts)
+        assert whole == pytest.approx(shape.weight_bytes(1, 2), rel=1e-4)
+
+
+def test_a_gemma_has_tied_embeddings_unless_it_says_otherwise(tmp_path: Path) -> None:
+    """As transformers' GemmaConfig has it: 2.51e9 parameters, 256000 x 2048 of them embeddings, once."""
+    config = {"model_type": "gemma", "num_hidden_layers": 18, "hidden_size": 2048, "num_attention_heads": 8,
+              "num_key_value_heads": 1, "head_dim": 256, "intermediate_size": 16384, "vocab_size": 256000,
+              "max_position_embeddings": 8192}  # fmt: skip
+    model = read_config(write(tmp_path, config)).model
+    assert model.tied_embeddings
+    assert model.parameters == pytest.approx(2.506e9, rel=1e-3)
+    assert not read_config(write(tmp_path, {**config, "tie_word_embeddings": False})).model.tied_embeddings
+    assert not read_config(write(tmp_path, LLAMA)).model.tied_embeddings
 
 
 def test_the_name_of_a_nameless_config_is_its_folder(tmp_path: Path) -> None:

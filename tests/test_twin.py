@@ -164,7 +164,7 @@ def assert_equal_to_reference(system: System, *, tolerance_s: float) -> None:
         prefill_router=options.prefill_routing.value,
         decode_router=options.decode_routing.value,
         colocated_router=options.prefill_routing.value,
-        prefill_token_limit=options.prefill_token_limit,
+        prefill_token_limit=options.prefill_token_limit_at(system.placement.pools[0].parallelism.tp),
     )
     for log_steps in (False, True):
         choices = Options(
@@ -222,7 +222,7 @@ def test_closed_loop_equals_the_reference(system: System, users: int, stagger_s:
         prefill_router=options.prefill_routing.value,
         decode_router=options.decode_routing.value,
         colocated_router=options.prefill_routing.value,
-        prefill_token_limit=options.prefill_token_limit,
+        prefill_token_limit=options.prefill_token_limit_at(system.placement.pools[0].parallelism.tp),
     )
     fast = simulate(system.placement, loop, profiles=every_role(system.profile), options=options)
     for name in TIME_COLUMNS:

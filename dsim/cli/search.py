@@ -39,7 +39,7 @@ from dsim.cli.options import (
     whole_number,
 )
 from dsim.errors import InputError, by_option
-from dsim.options import Options, PrefillBatching
+from dsim.options import Options, PrefillBatching, TokenLimit
 from dsim.pools import Policy, Role
 from dsim.slo import parse_slo
 from dsim.units import parse_share
@@ -329,7 +329,7 @@ def _question(
     affinity: AffinityChoice,
     mode: ModeChoice,
     policies: tuple[Policy, ...],
-    prefill_token_limit: int | None,
+    prefill_token_limit: TokenLimit | None,
     num_requests: int | None,
     top: int,
     extrapolate: bool,
