@@ -28,9 +28,11 @@ MISFIT: Final = 0.02
 _MOST_BENDS = 8
 _LEVEL = 0.95
 _FLOOR_ERROR = 1e-6
-#: Positions of one bend that an interval is the union over.
-_BENDS_TRIED = 80
-_BENDS_KEPT = 9
+#: Positions of one bend that an interval is the union over: how many of those likely enough, and those tried anywhere
+#: and ever closer to the best, as shares of it.
+_BENDS_KEPT = 17
+_BENDS_TRIED = 60
+_BENDS_NEAR = np.geomspace(3e-5, 0.3, 40)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -133,7 +135,11 @@ class Curve:
         trials = [_Weighted.of(self.problem, bends, weights) for bends in self._trials()]
         limit = min(trial.least for trial in trials) + quantile**2 * variance
         likely = [trial for trial in trials if trial.least <= limit]
-        likely = [likely[i] for i in np.unique(np.linspace(0, len(likely) - 1, _BENDS_KEPT).round().astype(int))]
+        if len(likely) > _BENDS_KEPT:
+            # Evenly spread in the bend itself, as near the best they are many.
+            places = np.array([trial.bend for trial in likely])
+            wanted = np.linspace(places[0], places[-1], _BENDS_KEPT)
+            likely = [likely[i] for i in np.unique([int(np.argmin(np.abs(places - place))) for place in wanted])]
         result = []
         for i, best in enumerate(self.values):
             spans = [trial.span(i, limit) for trial in likely]
@@ -148,8 +154,10 @@ class Curve:
     def _trials(self) -> list[tuple[float, ...]]:
         if len(self.bends) != 1:
             return [self.bends]
-        inner = np.unique(self.problem.quantity)[1:-1]
-        return sorted({self.bends, *((float(bend),) for bend in np.geomspace(inner[0], inner[-1], _BENDS_TRIED))})
+        best, inner = self.bends[0], np.unique(self.problem.quantity)[1:-1]
+        near = np.concatenate([best * (1 - _BENDS_NEAR), best * (1 + _BENDS_NEAR)])
+        tried = np.concatenate([np.geomspace(inner[0], inner[-1], _BENDS_TRIED), near, [best]])
+        return [(float(bend),) for bend in np.unique(tried)]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -160,12 +168,13 @@ class _Weighted:
     goal: Floats
     best: Floats
     least: float
+    bend: float
 
     @classmethod
     def of(cls, problem: Problem, bends: Sequence[float], weights: Floats) -> _Weighted:
         matrix, goal = problem.relative(bends) * weights[:, None], problem.goal * weights
         best, least = _nonnegative(matrix, goal)
-        return cls(matrix, goal, best, least)
+        return cls(matrix, goal, best, least, bends[0] if bends else 0.0)
 
     def span(self, i: int, limit: float) -> tuple[float, float]:
         """Return the values of constant `i` between which the squared errors stay within `limit`."""

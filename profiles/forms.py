@@ -8,7 +8,7 @@ from typing import Final
 
 import numpy as np
 
-from dsim.contract import decode_bound_s, prefill_bound_s
+from dsim.contract import ViolationKind, decode_bound_s, find_violations, prefill_bound_s
 from dsim.errors import InputError
 from dsim.gpu import Gpu
 from dsim.latency import AffineDecode, AffineLatency, AffinePrefill, Bends
@@ -86,11 +86,8 @@ def _fitted(rows: Sequence[Row], prefill_rows: Timed, decode_rows: Timed, tp: in
 
 def _least(fit: LatencyFit, prefill_rows: Timed, decode_rows: Timed, *, model: Model, gpu: Gpu, tp: int) -> Least:
     """Return what the fit lacks to the datasheet's least times where the rows leave that open, all 0 if nothing."""
-    latency, context_s = fit.latency, 0.0
-    if latency.small.per_context_token_s == 0:
-        context_s = model.kv_bytes_per_token / gpu.hbm_bytes_per_s / tp
-        if fit.constants()["decode.per_context_token_s"].high < context_s:
-            context_s = 0.0
+    latency = fit.latency
+    context_s = _least_context_s(fit, model=model, gpu=gpu, tp=tp)
     bounds = (
         prefill_bound_s([(1, 0)], model=model, gpu=gpu, tp=tp),
         decode_bound_s(1, 1, model=model, gpu=gpu, tp=tp),
@@ -102,6 +99,22 @@ def _least(fit: LatencyFit, prefill_rows: Timed, decode_rows: Timed, *, model: M
         min(bounds[1], 0.999 * float(decode_rows.step_s.min())),
         context_s,
     )
+
+
+def _least_context_s(fit: LatencyFit, *, model: Model, gpu: Gpu, tp: int) -> float:
+    """Return the seconds to read the KV of a context token, where the fit has less and that shows.
+
+    Either a step would be faster than the datasheet allows, or context costs nothing and the rows do not say so.
+    """
+    least_s = model.kv_bytes_per_token / gpu.hbm_bytes_per_s / tp
+    found_s = fit.latency.small.per_context_token_s
+    if found_s >= least_s:
+        return 0.0
+    found = find_violations(fit.latency, model=model, gpu=gpu, tp=tp)
+    if any(v.phase == "decode" and v.kind is ViolationKind.BELOW_BOUND for v in found):
+        return least_s
+    hidden = found_s == 0 and fit.constants()["decode.per_context_token_s"].high >= least_s
+    return least_s if hidden else 0.0
 
 
 def _refuse_few(decode_rows: Timed, prefill_rows: Timed, tp: int, file: str) -> None:

@@ -14,14 +14,15 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.stats import t as student
 
 from dsim.catalog import find_gpu, find_model
-from dsim.contract import find_violations, prefill_bound_s
+from dsim.contract import decode_bound_s, find_violations, prefill_bound_s
 from dsim.errors import InputError
 from dsim.latency import AffineDecode, AffineLatency, AffinePrefill, Bends, bent_s
 from dsim.options import Options, PrefillBatching
 from dsim.pools import Parallelism, Role
-from dsim.profile_file import parse_profile
+from dsim.profile_file import load_profile, parse_profile
 from dsim.profile_fit import Fit
 from profiles import splitwise
 from profiles.appendix_a import fit_appendix_a
@@ -140,6 +141,26 @@ def test_a_bend_in_the_batch_is_recovered_and_continuous() -> None:
     assert slope_s == pytest.approx(2e-4, rel=0.1)
     times_s = [latency.decode_s(b, 512 * b) for b in range(1, 129)]
     assert all(0 < b - a < 2e-3 for a, b in itertools.pairwise(times_s))
+
+
+def test_intervals_count_that_the_place_of_a_bend_is_fitted_too() -> None:
+    """Half-widths are those of least squares with the bend as one constant more, linear for so little noise."""
+    true = affine((0.015, 1e-4, 8e-9), (0.02, 6e-7, 2e-5), decode_bends=((48, 2e-4),))
+    rows = rows_of(true, noise=0.002)
+    found = fit_latency(rows, 1)
+    points = timed(rows, Phase.DECODE, 1)
+    batch, context = points.column("requests"), points.column("context_tokens")
+    columns = [np.ones_like(batch), batch * context, np.minimum(batch, 48), np.maximum(batch - 48, 0)]
+    with_bend = np.stack([*columns, np.where(batch > 48, -1.8e-4, 0)], 1) / points.step_s[:, None]
+    residuals = found.decode.solved.residuals
+    freedom = len(batch) - 5
+    sigma = math.sqrt(float(residuals @ residuals) / freedom)
+    quantile = float(student.ppf(0.975, freedom))
+    half = quantile * sigma * np.sqrt(np.diag(np.linalg.inv(with_bend.T @ with_bend)))
+    constants = found.constants()
+    for i, name in enumerate(["constant_s", "per_context_token_s", "per_request_s"]):
+        fit = constants[f"decode.{name}"]
+        assert (fit.high - fit.low) / 2 == pytest.approx(half[i], rel=0.08), name
 
 
 PREFILLS = [Row(Point("prefill", 1, n, t), 0.025 + 1.4e-4 * n * t) for n in (1, 2) for t in (64, 256, 1024, 4096)]
@@ -311,6 +332,8 @@ def refused(rows: Sequence[Row], *, host_step_s: float = 0.0) -> str:
 
 
 def test_steps_that_depend_on_nothing_are_refused_with_their_lines() -> None:
+    text = refused(PREFILLS + decodes(lambda b, c: 0.032 + 1e-4 * b))
+    assert "decode takes the same for 1 and for 2048 context tokens (lines 10, 11," in text
     text = refused(PREFILLS + decodes(lambda b, c: 0.032))
     assert text.startswith(
         "rows.csv:10: the fit of tp 1 breaks the contract of latency models: decode takes the same for"
@@ -386,6 +409,24 @@ def test_a_context_token_whose_cost_drowns_in_noise_costs_the_reading_of_its_kv(
     assert found.constants()["decode.per_context_token_s"].low == pytest.approx(least_s)
 
 
+def test_a_context_token_costs_no_less_than_the_reading_of_its_kv_where_that_shows() -> None:
+    """Steps just above the datasheet, some by more: no reason to refuse a fit below it where contexts are long."""
+    grid = [(b, c) for b in (1, 4, 16, 64) for c in (512, 1024, 2048)]
+    bounds = [decode_bound_s(b, b * c, model=OPT, gpu=A100, tp=1) for b, c in grid]
+    below = 0
+    for seed in range(10):
+        noise = np.random.default_rng(seed).exponential(0.03, len(grid))
+        rows = [
+            Row(Point("decode", 1, b, context_tokens=c), bound_s * (1.001 + up))
+            for (b, c), bound_s, up in zip(grid, bounds, noise, strict=True)
+        ]
+        free = fit_latency(PREFILLS + rows, 1).latency
+        below += any(v.phase == "decode" for v in find_violations(free, model=OPT, gpu=A100, tp=1))
+        found = fit_latency(PREFILLS + rows, 1, model=OPT, gpu=A100).latency
+        assert not any(v.phase == "decode" for v in find_violations(found, model=OPT, gpu=A100, tp=1))
+    assert below >= 1
+
+
 # Host work
 
 
@@ -459,6 +500,28 @@ def test_a_mixture_of_experts_leaves_the_room_for_kv_that_all_its_experts_leave(
     tiny = replace(gpu, name="tiny", memory_bytes=int(2e9))
     with pytest.raises(InputError, match=r"kv: leaves no room: .* has 93\.4 GB of weights"):
         profile_text(fitted, rows, b"rows", name="rows.csv", subject=replace(subject, gpu=tiny))
+
+
+def test_a_mixture_whose_experts_nobody_counted_is_refused(cli: Cli, tmp_path: Path) -> None:
+    rows = rows_of(affine((0.02, 1.3e-4, 8e-9), (0.02, 1.2e-6, 4e-5)))
+    path = tmp_path / "rows.csv"
+    settings: dict[str, object] = {"experts": "even random routing, batched matrix products"}
+    path.write_text(rows_text(rows, {"model": "opt-13b", "gpu": "a100-80g", "settings": settings}))
+    text = cli.refused("profile", "fit", str(path), "--dry-run")
+    assert text.startswith(f"{path}: times a mixture of experts, and its head does not say of how many")
+    experts = {"experts": 8, "per_token": 2, "ffn_size": 10240}
+    path.write_text(rows_text(rows, {"model": "opt-13b", "gpu": "a100-80g", "experts": experts, "settings": settings}))
+    output = tmp_path / "my.yaml"
+    assert cli("profile", "fit", str(path), "-o", str(output)).code == 0
+    # Six idle experts of 2 x 5120 x 10240 weights and a router of 8 x 5120 in each of 40 layers.
+    profile = load_profile(output)
+    whole = OPT.weight_bytes + 2 * 40 * 5120 * (6 * 2 * 10240 + 8)
+    for pp in (1, 2):
+        room = pp * 0.9 * A100.memory_bytes - whole
+        assert profile.kv_tokens(Parallelism(1, pp)) == pytest.approx(room / OPT.kv_bytes_per_token, abs=1)
+    assert "--model: 'opt-66b' contradicts the head" in cli.refused(
+        "profile", "fit", str(path), "-m", "66b", "--dry-run"
+    )
 
 
 def test_the_valid_range_is_that_of_steps_that_were_timed() -> None:

@@ -114,6 +114,10 @@ def _subject(given: Given, read: Rows, path: Path) -> Subject:
     if model is None or gpu is None:
         option = "--model" if model is None else "--gpu"
         raise InputError(option, f"is needed: the head of {path} does not name one", hint="dsim models, dsim gpus")
+    if head.experts is None and head.settings.get("experts", "none") != "none":
+        rule = "times a mixture of experts, and its head does not say of how many: the room for KV is unknown"
+        hint = "add a line such as `# experts: {experts: 8, per_token: 2, ffn_size: 14336}` to the head"
+        raise InputError(str(path), rule, hint=hint)
     if head.experts is not None and model != head.model:
         rule = f"contradicts the head of {path}, which has the experts of another model"
         raise InputError("--model", rule, value=model.name, hint="leave --model out")
