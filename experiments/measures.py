@@ -21,7 +21,8 @@ from dsim.result import Result
 from dsim.simulate import Source, simulate
 from dsim.slo import Slo
 from dsim.workload import Workload
-from experiments.settings import QUANTILES, Formula, Measure, Method, Setting, StepPhase, StepSetting
+from experiments.keys import QUANTILES
+from experiments.settings import Formula, Measure, Method, Setting, StepPhase, StepSetting
 from placement import queueing
 from placement.authors import authors_settings
 from placement.result import Operation, SearchResult, State, Trial

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Final
 
 from experiments.factors import FACTOR_KEYS, RANGE_KEYS
+from experiments.keys import KEYS
 from experiments.measures import columns
 from experiments.plots import COMMON_KEYS, FORMS, OWN_KEYS, Kind
-from experiments.settings import KEYS, Measure
+from experiments.settings import Measure
 from experiments.sweepfile import FILE_KEYS, POINT_KEYS, PUBLISHED_KEYS
 
 _BLOCK = re.compile(r"(<!-- table: (?P<name>[a-z ]+) -->\n).*?(<!-- end -->)", re.DOTALL)

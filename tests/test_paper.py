@@ -63,6 +63,11 @@ def test_there_is_a_file_for_everything() -> None:
     assert set(NAMES) == PAPER | PLANNING
 
 
+def test_the_page_has_every_file() -> None:
+    page = (EXPERIMENTS.parent / "docs" / "paper.md").read_text(encoding="utf-8")
+    assert [name for name in NAMES if f"`{name}`" not in page] == []
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_every_task_is_valid(name: str) -> None:
     sweep = read_sweep(EXPERIMENTS / f"{name}.yaml")
