@@ -164,6 +164,24 @@ def test_every_point_has_several_rounds_from_different_times(
     assert all(b - a >= 10 for a, b in itertools.pairwise(places))
 
 
+def test_time_that_visits_did_not_need_gives_more_rounds(path: Path) -> None:
+    machine = FakeMachine(slowness=5.0)
+    coarse = [point for level in levels()[:2] for point in level]
+    once_s = sum(10 * machine.step_s(point) for point in coarse)
+
+    def faster_later(point: Point) -> Exception | None:
+        del point
+        if len(machine.visited) > len(coarse):
+            machine.slowness = 0.1
+        return None
+
+    machine.fails = faster_later
+    outcome = session(machine, RowsFile.create(path, HEAD), budget_s=2.5 * once_s, rounds=4).run(levels()[:2])
+    repeats = Counter(row.point for row in read_rows(path).rows)
+    assert set(repeats.values()) == {4}
+    assert outcome.elapsed_s <= 2.5 * once_s
+
+
 def test_first_visits_are_short_and_spare_time_makes_later_ones_longer(path: Path) -> None:
     machine = FakeMachine(slowness=0.01)
     session(machine, RowsFile.create(path, HEAD), budget_s=600.0, rounds=2).run(levels())
