@@ -229,6 +229,18 @@ def test_closed_loop_equals_the_reference(system: System, users: int, stagger_s:
         np.testing.assert_array_equal(fast.columns[name], getattr(reference, name), err_msg=name)
 
 
+@pytest.mark.parametrize("users", [2, 3, 5])
+@pytest.mark.parametrize("seed", range(4))
+def test_users_whose_requests_are_rejected_at_once_take_turns(users: int, seed: int) -> None:
+    policy = Policy.ORCA
+    placement = Placement.colocated(parallelism=Parallelism(1, 4), count=1, policy=policy)
+    # A block for each engine loop: most requests are too long for it.
+    profile = make_profile(kv_tokens=96)
+    nothing = make_trace([0.0], [1], [1], [0])
+    system = System(placement, profile, nothing, Options(check=True))
+    test_closed_loop_equals_the_reference.hypothesis.inner_test(system, users, 0.0, seed)
+
+
 @given(systems(dyadic=True))
 def test_equals_the_reference_bit_for_bit_with_dyadic_times(system: System) -> None:
     assert_equal_to_reference(system, tolerance_s=0.0)
