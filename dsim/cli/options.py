@@ -79,7 +79,8 @@ GpuName = Annotated[
     str | None, typer.Option("--gpu", metavar="NAME", help="The GPU; see dsim gpus. [default: a100-80g]")
 ]
 EngineName = Annotated[
-    str | None, typer.Option("--engine", metavar="NAME", help="The serving engine. [default: distserve, or the only one there is]")
+    str | None,
+    typer.Option("--engine", metavar="NAME", help="The serving engine. [default: distserve, or the only one there is]"),
 ]
 ProfileFile = Annotated[
     Path | None,
