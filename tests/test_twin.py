@@ -208,6 +208,11 @@ def _batches(steps: list[tuple[Any, ...]]) -> dict[tuple[Any, ...], list[tuple[A
 
 @given(systems(dyadic=True), st.integers(1, 6), st.sampled_from([0.0, 5 / 1024]), st.integers(0, 3))
 def test_closed_loop_equals_the_reference(system: System, users: int, stagger_s: float, seed: int) -> None:
+    compare_closed_loops(system, users, stagger_s, seed)
+
+
+def compare_closed_loops(system: System, users: int, stagger_s: float, seed: int) -> None:
+    """Play a closed loop through both simulators and compare every time."""
     loop = ClosedLoop(users, Uniform(30, 20, low=0.05), num_requests=users + 20, stagger_s=stagger_s)
     options = replace(system.options, seed=seed)
     streams = [loop.user_lengths(user, seed=seed, context_tokens=2048) for user in range(users)]
@@ -230,15 +235,18 @@ def test_closed_loop_equals_the_reference(system: System, users: int, stagger_s:
 
 
 @pytest.mark.parametrize("users", [2, 3, 5])
+@pytest.mark.parametrize(("request_s", "stagger_s"), [(0.0, 0.0), (0.0, 5 / 1024), (4 / 1024, 5 / 1024)])
 @pytest.mark.parametrize("seed", range(4))
-def test_users_whose_requests_are_rejected_at_once_take_turns(users: int, seed: int) -> None:
+def test_users_whose_requests_are_rejected_at_once_take_turns(
+    users: int, request_s: float, stagger_s: float, seed: int
+) -> None:
     policy = Policy.ORCA
     placement = Placement.colocated(parallelism=Parallelism(1, 4), count=1, policy=policy)
     # A block for each engine loop: most requests are too long for it.
-    profile = make_profile(kv_tokens=96)
+    profile = make_profile(kv_tokens=96, request_s=request_s)
     nothing = make_trace([0.0], [1], [1], [0])
     system = System(placement, profile, nothing, Options(check=True))
-    test_closed_loop_equals_the_reference.hypothesis.inner_test(system, users, 0.0, seed)
+    compare_closed_loops(system, users, stagger_s, seed)
 
 
 @given(systems(dyadic=True))
