@@ -64,7 +64,13 @@ class ColocatedInstance:
         capacity_blocks = max(0, profile.kv_tokens(parallelism)) // profile.block_tokens // parallelism.pp
         self._loops = []
         for part in range(parallelism.pp):
-            kv = KvCache(capacity_blocks * profile.block_tokens, profile.block_tokens)
+            kv = deployment.kv_cache(
+                Role.COLOCATED,
+                index,
+                part,
+                capacity_tokens=capacity_blocks * profile.block_tokens,
+                block_tokens=profile.block_tokens,
+            )
             swaps = profile.preemption is Preemption.SWAP
             state = LoopState(kv, part, limits=limits, watermark=profile.admission_watermark, swaps=swaps)
             self._loops.append(_Loop(part, state))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -25,6 +25,7 @@ class ViolationKind(enum.Enum):
     PREFILL_FALLS = "prefill-falls"
     DECODE_FALLS = "decode-falls"
     BELOW_BOUND = "below-bound"
+    INSENSITIVE = "insensitive"
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,12 +35,14 @@ class Violation:
     Args:
         share: by how much, as a share of the step time that would keep the rule.
         detail: the place and the amount in words.
+        phase: `prefill` or `decode`.
     """
 
     tp: int
     kind: ViolationKind
     share: float
     detail: str
+    phase: str
 
     def __str__(self) -> str:
         return f"tp {self.tp}: {self.detail}"
@@ -48,25 +51,37 @@ class Violation:
 def find_violations(latency: LatencyModel, *, model: Model, gpu: Gpu, tp: int) -> list[Violation]:
     """Return the worst violation of each kind within the valid range; empty where the contract holds.
 
-    Step times must be positive, not fall when tokens, context or requests are added, and never be below what the
-    datasheet's FLOP/s and memory bandwidth allow. Tokens and contexts are probed on a grid that includes the ends of
-    the range, decode batches one by one.
+    Step times must be positive, not fall when tokens, context or requests are added, depend on each of these, and never
+    be below what the datasheet's FLOP/s and memory bandwidth allow. Tokens and contexts are probed on a grid that
+    includes the ends of the range, decode batches one by one.
     """
-    worst: dict[ViolationKind, tuple[float, str]] = {}
+    worst: dict[ViolationKind, Violation] = {}
+    probes = {
+        "prefill": [*_prefill(latency, model, gpu, tp), *_insensitive_prefill(latency, model)],
+        "decode": [*_decode(latency, model, gpu, tp), *_insensitive_decode(latency, model)],
+    }
+    for phase, found in probes.items():
+        for kind, share, detail in found:
+            if share > (worst[kind].share if kind in worst else _SLACK):
+                worst[kind] = Violation(tp, kind, share, detail, phase)
+    return [worst[kind] for kind in ViolationKind if kind in worst]
 
-    def found(kind: ViolationKind, share: float, detail: str) -> None:
-        if share > worst.get(kind, (_SLACK, ""))[0]:
-            worst[kind] = (share, detail)
 
-    for kind, share, detail in _prefill(latency, model, gpu, tp):
-        found(kind, share, detail)
-    for kind, share, detail in _decode(latency, model, gpu, tp):
-        found(kind, share, detail)
-    return [Violation(tp, kind, *worst[kind]) for kind in ViolationKind if kind in worst]
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """Seconds below which a step cannot be: its FLOPs, and its reads from memory, split over the GPUs without loss."""
+
+    compute_s: float
+    memory_s: float
+
+    @property
+    def step_s(self) -> float:
+        """The larger of the two."""
+        return max(self.compute_s, self.memory_s)
 
 
-def prefill_bound_s(chunks: list[Chunk], *, model: Model, gpu: Gpu, tp: int) -> float:
-    """Seconds below which no prefill step can be: FLOPs and weight reads of the layers, perfectly split over `tp`.
+def prefill_bound(chunks: Sequence[Chunk], *, model: Model, gpu: Gpu, tp: int) -> Bound:
+    """Return what no prefill step can be below: FLOPs and weight reads of the layers.
 
     Of experts only those that one token needs are taken as read: all tokens may choose the same.
     """
@@ -81,11 +96,11 @@ def prefill_bound_s(chunks: list[Chunk], *, model: Model, gpu: Gpu, tp: int) -> 
     attention = 2 * model.attention_heads * widths * pairs
     compute_s = (2 * model.active_layer_matrix_parameters * tokens + attention) / _flops_per_s(model, gpu)
     memory_s = _active_layer_bytes(model) / gpu.hbm_bytes_per_s
-    return max(compute_s, memory_s) / tp
+    return Bound(compute_s / tp, memory_s / tp)
 
 
-def decode_bound_s(requests: int, context_tokens: int, *, model: Model, gpu: Gpu, tp: int) -> float:
-    """Seconds below which no decode step can be: FLOPs, and reads of layers, output head and KV, split over `tp`."""
+def decode_bound(requests: int, context_tokens: int, *, model: Model, gpu: Gpu, tp: int) -> Bound:
+    """Return what no decode step can be below: FLOPs, and reads of layers, output head and KV."""
     head = model.vocabulary * model.hidden_size
     compute_s = 2 * (model.active_layer_matrix_parameters + head) * requests / _flops_per_s(model, gpu)
     weight_bytes = _active_layer_bytes(model) + head * model.dtype_bytes
@@ -94,7 +109,17 @@ def decode_bound_s(requests: int, context_tokens: int, *, model: Model, gpu: Gpu
         # One long context among short ones: the fewest tokens within windows.
         contexts += model.sliding_window.layers * min(context_tokens, model.sliding_window.tokens)
     memory_s = (weight_bytes + contexts * model.kv_layer_bytes_per_token) / gpu.hbm_bytes_per_s
-    return max(compute_s, memory_s) / tp
+    return Bound(compute_s / tp, memory_s / tp)
+
+
+def prefill_bound_s(chunks: Sequence[Chunk], *, model: Model, gpu: Gpu, tp: int) -> float:
+    """Seconds of `prefill_bound`."""
+    return prefill_bound(chunks, model=model, gpu=gpu, tp=tp).step_s
+
+
+def decode_bound_s(requests: int, context_tokens: int, *, model: Model, gpu: Gpu, tp: int) -> float:
+    """Seconds of `decode_bound`."""
+    return decode_bound(requests, context_tokens, model=model, gpu=gpu, tp=tp).step_s
 
 
 def windowed_pairs(tokens: int, cached: int, window: int) -> float:
@@ -158,7 +183,7 @@ def _prefill(latency: LatencyModel, model: Model, gpu: Gpu, tp: int) -> Iterator
 
 def _decode(latency: LatencyModel, model: Model, gpu: Gpu, tp: int) -> Iterator[tuple[ViolationKind, float, str]]:
     valid = latency.valid_range
-    longest = int(min(valid.chunk_tokens, model.context_tokens))
+    longest = int(min(valid.context_tokens, model.context_tokens))
     most = int(min(valid.decode_requests, _REQUESTS))
     for context in _grid(longest):
         before_s = 0.0
@@ -187,6 +212,25 @@ def _decode(latency: LatencyModel, model: Model, gpu: Gpu, tp: int) -> Iterator[
                 share = 1 - after_s / before_s
                 detail = f"decode of {requests} falls by {share:.1%} from {context} context tokens a request on"
                 yield ViolationKind.DECODE_FALLS, share, detail
+
+
+def _insensitive_prefill(latency: LatencyModel, model: Model) -> Iterator[tuple[ViolationKind, float, str]]:
+    """Yield that tokens change nothing between 1 and their most."""
+    valid = latency.valid_range
+    longest = int(min(valid.chunk_tokens, valid.prefill_tokens, model.context_tokens))
+    if longest > 1 and latency.prefill_s([(1, 0)]) == latency.prefill_s([(longest, 0)]):
+        yield ViolationKind.INSENSITIVE, 1.0, f"prefill takes the same for 1 and for {longest} tokens"
+
+
+def _insensitive_decode(latency: LatencyModel, model: Model) -> Iterator[tuple[ViolationKind, float, str]]:
+    """Yield which of requests and context change nothing between 1 and their most."""
+    valid = latency.valid_range
+    most = int(min(valid.decode_requests, valid.context_tokens, _REQUESTS))
+    if most > 1 and latency.decode_s(1, 1) == latency.decode_s(most, most):
+        yield ViolationKind.INSENSITIVE, 1.0, f"decode takes the same for 1 and for {most} requests"
+    context = int(min(valid.context_tokens, model.context_tokens))
+    if context > 1 and latency.decode_s(1, 1) == latency.decode_s(1, context):
+        yield ViolationKind.INSENSITIVE, 1.0, f"decode takes the same for 1 and for {context} context tokens"
 
 
 def _below(step: str, step_s: float, bound_s: float, gpu: Gpu) -> str:

@@ -11,7 +11,7 @@ from dsim.circuit import Circuit
 from dsim.clock import STEP_END, TRANSFER_END, Alarm
 from dsim.cruise import AffineCruise, Courses, TableCruise
 from dsim.job import Job
-from dsim.kv import KvCache, num_blocks
+from dsim.kv import num_blocks
 from dsim.pools import Parallelism, Role
 from dsim.profile import BatchLimits, FirstToken, Preemption, Profile
 from dsim.recorder import StepRecord
@@ -38,7 +38,9 @@ class DecodeInstance:
         self.unpulled: deque[Job] = deque()
         self.pulled: deque[Job] = deque()
         self.preempted: deque[Job] = deque()
-        self.kv = KvCache(profile.kv_tokens(parallelism), profile.block_tokens)
+        self.kv = deployment.kv_cache(
+            Role.DECODE, index, 0, capacity_tokens=profile.kv_tokens(parallelism), block_tokens=profile.block_tokens
+        )
         self.busy_s = 0.0
         self.batches = [RunningBatch(self.kv, part) for part in range(parallelism.pp)]
         self._deployment = deployment

@@ -10,12 +10,12 @@ from dsim.colocated import ColocatedInstance, PipelinedColocatedInstance, Serial
 from dsim.decode import DecodeInstance, PipelinedDecodeInstance, SerialDecodeInstance
 from dsim.errors import InfeasiblePlacementError, InputError
 from dsim.job import Job
-from dsim.kv import num_blocks
+from dsim.kv import KvCache, LoggedKvCache, num_blocks
 from dsim.options import Options
 from dsim.pools import Placement, Pool, Role
 from dsim.prefill import PrefillInstance
 from dsim.profile import BatchLimits, FirstToken, Profile
-from dsim.recorder import Recorder
+from dsim.recorder import KvRecord, Recorder
 from dsim.routing import Load, router
 from dsim.workload.streams import stream
 
@@ -49,7 +49,7 @@ class Deployment:
         self.prefill_only = phase is Role.PREFILL
         self.prefill_gpus = placement.pools[0].parallelism.num_gpus
         self.on_finish: Callable[[Job], None] | None = None
-        self._prefill_token_limit = options.prefill_token_limit
+        self._prefill_token_limit_at = options.prefill_token_limit_at
         # The handover is the decode side's affair (docs/semantics.md, section 5).
         decode_side = profiles.get(Role.DECODE, profiles[placement.pools[0].role])
         self._first_token_from = decode_side.handover.first_token_from
@@ -96,12 +96,24 @@ class Deployment:
                 build = SerialColocatedInstance if serial else PipelinedColocatedInstance
                 self.colocated.append(build(self, index, profile=profile, pool=pool))
 
+    def kv_cache(self, role: Role, index: int, part: int, *, capacity_tokens: int, block_tokens: int) -> KvCache:
+        """Return the KV cache of an instance, or of one of its engine loops; its changes are logged if steps are."""
+        log, clock = self.recorder.kv, self.clock
+        if log is None:
+            return KvCache(capacity_tokens, block_tokens)
+
+        def tell(blocks: int) -> None:
+            log.append(KvRecord(role.value, index, part, float(clock.now), blocks))
+
+        return LoggedKvCache(capacity_tokens, block_tokens, tell)
+
     def batch_limits(self, profile: Profile, role: Role, tp: int) -> BatchLimits:
         """Return the engine's batch limits, within the latency model's valid range unless extrapolation is allowed."""
         limits = profile.limits.get(role, BatchLimits())
         tokens, requests = limits.tokens, limits.requests
-        if role is Role.PREFILL and self._prefill_token_limit is not None:
-            tokens = self._prefill_token_limit
+        limit = self._prefill_token_limit_at(tp)
+        if role is Role.PREFILL and limit is not None:
+            tokens = limit
         if not self.extrapolate:
             valid = profile.latency_at(tp).valid_range
             tokens = min(tokens, valid.prefill_tokens)

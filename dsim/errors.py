@@ -6,6 +6,23 @@ import difflib
 import re
 from collections.abc import Iterable, Sequence
 
+#: The library names what it was given; users know it by the option.
+_OPTIONS = {
+    "arrivals": "--arrivals",
+    "closed loop": "--closed-loop",
+    "fixed lengths": "--workload",
+    "lognormal lengths": "--workload",
+    "options": "--prefill-batching",
+    "rate": "--rate",
+    "requests": "--requests",
+    "seed": "--seed",
+    "sharegpt": "--workload",
+    "humaneval": "--workload",
+    "longbench": "--workload",
+    "uniform lengths": "--workload",
+    "window": "--requests",
+}
+
 
 class DsimError(Exception):
     """Base of every error that dsim raises on purpose."""
@@ -42,6 +59,14 @@ class InputError(DsimError):
             (False, False): "",
         }[name is not None, value is not None]
         super().__init__(f"{where}: {subject}{rule}; {hint}")
+
+
+def by_option(error: InputError) -> InputError:
+    """Return the error with the option's name where the library named what it was given."""
+    option = _OPTIONS.get(error.where)
+    if option is None:
+        return error
+    return InputError(option, error.rule, name=error.name, value=error.value, hint=error.hint)
 
 
 class InfeasiblePlacementError(DsimError):

@@ -1,6 +1,8 @@
-"""Paged KV cache accounting: blocks taken and freed, no more."""
+"""Paged KV cache accounting: blocks taken and freed."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 
 def num_blocks(tokens: int, block_tokens: int) -> int:
@@ -37,3 +39,25 @@ class KvCache:
     def peak(self) -> float:
         """Largest share of the cache ever taken, 0 to 1."""
         return 1.0 - self.least_free / self.capacity if self.capacity else 0.0
+
+
+class LoggedKvCache(KvCache):
+    """A cache that tells how many blocks are taken after each change."""
+
+    __slots__ = ("_tell",)
+
+    def __init__(self, capacity_tokens: int, block_tokens: int, tell: Callable[[int], None]) -> None:
+        super().__init__(capacity_tokens, block_tokens)
+        self._tell = tell
+
+    def take(self, blocks: int) -> None:
+        """Take blocks."""
+        super().take(blocks)
+        if blocks:
+            self._tell(self.capacity - self.free)
+
+    def release(self, blocks: int) -> None:
+        """Free blocks."""
+        super().release(blocks)
+        if blocks:
+            self._tell(self.capacity - self.free)

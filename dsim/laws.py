@@ -146,8 +146,9 @@ class Facts:
         pool, profile = self.pool(role)
         limits, options = profile.limits.get(role, BatchLimits()), self.result.options
         tokens, requests = limits.tokens, limits.requests
-        if role is Role.PREFILL and options.prefill_token_limit is not None:
-            tokens = options.prefill_token_limit
+        limit = options.prefill_token_limit_at(pool.parallelism.tp)
+        if role is Role.PREFILL and limit is not None:
+            tokens = limit
         if not options.extrapolate:
             valid = profile.latency_at(pool.parallelism.tp).valid_range
             tokens = min(tokens, valid.prefill_tokens)
@@ -529,7 +530,7 @@ def _prefill_instances(facts: Facts) -> None:
     pool, _ = facts.pool(Role.PREFILL)
     capacity, most = facts.result.kv_blocks[Role.PREFILL], 0
     for instance in range(pool.count):
-        if not np.any(facts["prefill_instance"] == instance):
+        if not np.any((facts["prefill_instance"] == instance) & ~np.isnan(facts["prefill_start_s"])):
             continue
         batches = PrefillBatches.of(facts, instance)
         most = max(most, int(batches.held.max()))

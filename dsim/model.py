@@ -54,6 +54,11 @@ class Experts:
     shared_ffn_size: int = 0
     dense_layers: int = 0
 
+    @property
+    def active_ffn_size(self) -> int:
+        """Width of the experts that compute a token."""
+        return self.per_token * self.ffn_size + self.shared_ffn_size
+
     def distinct(self, tokens: float) -> float:
         """Return how many experts of a layer a step of `tokens` needs on average, each token drawing its own at random.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from dsim.errors import InputError
@@ -19,6 +20,25 @@ class Routing(enum.Enum):
     POWER_OF_TWO = "power-of-two"
 
 
+class Evidence(enum.Enum):
+    """What step times rest on, best first."""
+
+    MEASURED = "measured"
+    KERNELS = "kernels"
+    ROOFLINE = "roofline"
+
+
+class PrefillBatching(enum.Enum):
+    """What limits the tokens of a prefill batch."""
+
+    ENGINE = "engine"
+    LM = "lm"
+
+
+#: Most prompt tokens of a prefill batch: everywhere, or by tensor parallel degree.
+TokenLimit = int | Mapping[int, int]
+
+
 @dataclass(frozen=True, slots=True)
 class Options:
     """Choices of one run.
@@ -26,7 +46,8 @@ class Options:
     Args:
         seed: of the routing stream (arrivals and lengths have their own).
         prefill_routing: also of colocated pools.
-        prefill_token_limit: most prompt tokens of a prefill batch instead of the engine's, as in Lm batching.
+        prefill_token_limit: most prompt tokens of a prefill batch instead of the engine's, as in Lm batching; by tensor
+            parallel degree where it differs.
         log_steps: keep a record of every launched batch (slower: one event per step).
         track_itl: keep what the ITL statistics need.
         check: verify the laws of docs/semantics.md on the result.
@@ -36,15 +57,27 @@ class Options:
     seed: int = 0
     prefill_routing: Routing = Routing.JOIN_SHORTEST_QUEUE
     decode_routing: Routing = Routing.LEAST_LOADED
-    prefill_token_limit: int | None = None
+    prefill_token_limit: TokenLimit | None = None
     log_steps: bool = False
     track_itl: bool = True
     check: bool = False
     extrapolate: bool = False
 
     def __post_init__(self) -> None:
-        if self.prefill_token_limit is not None and self.prefill_token_limit < 1:
-            raise InputError("options", "must be >= 1", name="prefill_token_limit", value=self.prefill_token_limit)
+        given = self.prefill_token_limit
+        for limit in given.values() if isinstance(given, Mapping) else () if given is None else (given,):
+            if limit < 1:
+                raise InputError("options", "must be >= 1", name="prefill_token_limit", value=limit)
+
+    def prefill_token_limit_at(self, tp: int) -> int | None:
+        """Return the most prompt tokens of a prefill batch at this degree; None for the engine's own limit.
+
+        >>> Options(prefill_token_limit={2: 307, 8: 608}).prefill_token_limit_at(8)
+        608
+        """
+        if isinstance(self.prefill_token_limit, Mapping):
+            return self.prefill_token_limit.get(tp)
+        return self.prefill_token_limit
 
 
 @dataclass(frozen=True, slots=True)

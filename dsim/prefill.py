@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from dsim.batching import take_batch
 from dsim.clock import STEP_END
 from dsim.job import Job
-from dsim.kv import KvCache, num_blocks
+from dsim.kv import num_blocks
 from dsim.pipeline import Stages
 from dsim.pools import Parallelism, Role
 from dsim.profile import BatchLimits, FirstToken, Profile
@@ -42,7 +42,9 @@ class PrefillInstance:
         self.load = Load()
         self.egress = Port()
         self.queue: deque[Job] = deque()
-        self.kv = KvCache(profile.kv_tokens(parallelism), profile.block_tokens)
+        self.kv = deployment.kv_cache(
+            Role.PREFILL, index, 0, capacity_tokens=profile.kv_tokens(parallelism), block_tokens=profile.block_tokens
+        )
         self.busy_s = 0.0
         self._deployment = deployment
         self._latency = profile.latency_at(parallelism.tp)
@@ -56,6 +58,7 @@ class PrefillInstance:
     def enqueue(self, job: Job) -> None:
         """Take a request that was routed here."""
         self.queue.append(job)
+        self._deployment.recorder.prefill_instance[job.index] = self.index
 
     def settle(self, now_s: float) -> None:
         """Nothing to do before the launches."""
@@ -74,10 +77,9 @@ class PrefillInstance:
         end_s = self._stages.pass_through(now_s, host_s + stage_s, stage_s)
         self.busy_s += host_s + stage_s
         recorder, clock = self._deployment.recorder, self._deployment.clock
-        starts, instances = recorder.prefill_start_s, recorder.prefill_instance
+        starts = recorder.prefill_start_s
         for job in batch:
             starts[job.index] = now_s
-            instances[job.index] = self.index
         if recorder.steps is not None:
             ids = tuple(job.index for job in batch)
             recorder.steps.append(StepRecord("P", self.index, 0, now_s, end_s, ids, ()))

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 
 from dsim.errors import InfeasiblePlacementError, InputError
 from dsim.gpu import Gpu
 from dsim.latency import HostOverhead, LatencyModel
 from dsim.model import Model
-from dsim.pools import Parallelism, Role
+from dsim.options import Evidence, PrefillBatching, TokenLimit
+from dsim.pools import Parallelism, Placement, Role
 from dsim.profile_fit import FitReport
 
 
@@ -33,14 +34,6 @@ class Preemption(enum.Enum):
 
     SWAP = "swap"
     RECOMPUTE = "recompute"
-
-
-class Evidence(enum.Enum):
-    """What step times rest on, best first."""
-
-    MEASURED = "measured"
-    KERNELS = "kernels"
-    ROOFLINE = "roofline"
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,13 +84,15 @@ class Profile:
         kv_capacity_tokens: KV capacity in tokens by parallelism, where known.
         kv_bytes_per_gpu: memory per GPU for weights and KV cache together, for parallelisms not listed.
         swap_bytes_per_s: host link rate per GPU, each way.
-        saturation_tokens: Lm, None where unknown.
+        saturation_tokens: Lm (of the smallest degree, where it differs), None where unknown.
+        saturation_tokens_at: Lm by tensor parallel degree, where it differs.
         violations: what the numbers are known to get wrong (dsim/contract.py).
         reasons: why a section has the values it has, by dotted path.
         fit: how the numbers were fitted and how well, None where nobody said.
         evidence: what the step times rest on.
         expected_error: how far they may be off, in words; empty where nobody said.
         sha256: digest of the file it was read from, or of what it was estimated from, for provenance.
+        within_range: KV caches hold no more than the most context that a decode step was measured with.
     """
 
     name: str
@@ -119,6 +114,7 @@ class Profile:
     preemption: Preemption = Preemption.SWAP
     swap_bytes_per_s: float = math.inf
     saturation_tokens: int | None = None
+    saturation_tokens_at: Mapping[int, int] = field(default_factory=dict)
     block_tokens: int = 16
     violations: tuple[str, ...] = ()
     reasons: Mapping[str, str] = field(default_factory=dict)
@@ -126,6 +122,7 @@ class Profile:
     evidence: Evidence = Evidence.MEASURED
     expected_error: str = ""
     sha256: str = ""
+    within_range: bool = False
 
     def latency_at(self, tp: int) -> LatencyModel:
         """Return the kernel times at this tensor parallel degree.
@@ -151,7 +148,15 @@ class Profile:
         """Return the KV capacity in tokens: listed, else memory minus weights; <= 0 where the model does not fit.
 
         GPUs that hold copies of the same KV (multi-head latent attention, few KV heads) hold fewer tokens together.
+        With `within_range` it ends where the latency model's range of context does.
         """
+        tokens = self._memory_tokens(parallelism)
+        if not self.within_range or parallelism.tp not in self.latency:
+            return tokens
+        return int(min(tokens, self.latency[parallelism.tp].valid_range.context_tokens))
+
+    def _memory_tokens(self, parallelism: Parallelism) -> int:
+        """Return the tokens whose KV the memory holds."""
         listed = self.kv_capacity_tokens.get(parallelism)
         if listed is not None:
             return listed
@@ -159,3 +164,59 @@ class Profile:
             return 0
         free_bytes = self.kv_bytes_per_gpu * parallelism.num_gpus - self.model.weight_bytes
         return math.floor(free_bytes / (self.model.kv_bytes_per_token * self.model.kv_copies(parallelism.tp)))
+
+    def with_kv_blocks(self, placement: Placement, kv_blocks: int) -> Profile:
+        """Return the profile with this KV capacity, in blocks, of every instance of the placement."""
+        capacity = {pool.parallelism: kv_blocks * self.block_tokens for pool in placement.pools}
+        return replace(self, kv_capacity_tokens={**self.kv_capacity_tokens, **capacity})
+
+    def prefill_token_limit(self, batching: PrefillBatching) -> TokenLimit | None:
+        """Return the most tokens of a prefill batch, None for the engine's own limit.
+
+        By tensor parallel degree where Lm is; degrees without one have the engine's.
+
+        Raises:
+            InputError: the profile has no Lm.
+        """
+        if batching is PrefillBatching.ENGINE:
+            return None
+        if self.saturation_tokens is None:
+            raise InputError(
+                "--prefill-batching",
+                f"needs Lm, which profile {self.name} does not have",
+                value=batching.value,
+                hint="add saturation_tokens to the profile, or use engine",
+            )
+        return self.saturation_tokens_at or self.saturation_tokens
+
+
+def profiles_by_role(profiles: Profile | Mapping[Role, Profile], *, extrapolate: bool) -> dict[Role, Profile]:
+    """Return the profile of each role; where prompts are decoded, one whose KV caches end with its valid range.
+
+    So no decode step has more context than was measured, as batch limits see to it that none has more requests.
+
+    Args:
+        extrapolate: KV caches as large as the memory allows.
+    """
+    by_role = dict.fromkeys(Role, profiles) if isinstance(profiles, Profile) else dict(profiles)
+    if extrapolate:
+        return by_role
+    return {role: p if role is Role.PREFILL else replace(p, within_range=True) for role, p in by_role.items()}
+
+
+def range_remarks(profiles: Mapping[Role, Profile], placements: Iterable[Placement]) -> list[str]:
+    """Return which KV caches of the placements `within_range` makes smaller than the memory, a line each."""
+    found = {}
+    for pool in (pool for placement in placements for pool in placement.pools):
+        profile = profiles[pool.role]
+        full, used = (
+            replace(profile, within_range=False).kv_tokens(pool.parallelism),
+            profile.kv_tokens(pool.parallelism),
+        )
+        if used < full:
+            where = f"{pool.role.name.lower()} {pool.parallelism}"
+            found[where] = (
+                f"{where}: KV cache of {used} tokens instead of {full}, as profile {profile.name} was not measured "
+                "with more context; --extrapolate uses all of it"
+            )
+    return list(found.values())

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import TypeVar
 
 from dsim.catalog import find_gpu, find_model, read_gpu, read_model
@@ -16,8 +18,9 @@ from dsim.errors import InputError
 from dsim.gpu import Gpu
 from dsim.latency import AffineDecode, AffineLatency, AffinePrefill, Bends, HostOverhead, LatencyModel, ValidRange
 from dsim.model import Model
+from dsim.options import Evidence
 from dsim.pools import Parallelism, Role
-from dsim.profile import BatchLimits, Evidence, FirstToken, Handover, Preemption, Profile
+from dsim.profile import BatchLimits, FirstToken, Handover, Preemption, Profile
 from dsim.profile_fit import read_fit
 from dsim.table_latency import DecodeRow, PrefillTable, TableLatency
 from dsim.yamlfile import Field, Section, parse_yaml, read_bytes
@@ -58,20 +61,37 @@ _HOST_KEYS = ("step_s", "sequence_s", "token_s", "mixed_s", "reason")
 _PARALLELISM = re.compile(r"tp([1-9]\d{0,4})pp([1-9]\d{0,4})")
 
 
-def load_profile(path: Path | str) -> Profile:
+def load_profile(path: Path | str, changes: Mapping[str, Field] = MappingProxyType({})) -> Profile:
     """Return the profile in a file.
+
+    Args:
+        changes: values by dotted key that stand instead of the file's own, or beside them; errors name their places.
 
     Raises:
         InputError: the file cannot be read, breaks the form of docs/profiles.md, or its numbers break the contract of
             latency models in a way that the file does not list under `violations`.
     """
-    data = read_bytes(path)
-    return parse_profile(data, file=str(path))
+    data, listed = read_bytes(path), tuple(changes.items())
+    try:
+        return _kept(data, str(path), listed)
+    except TypeError:  # a change that is a collection has no hash
+        return parse_profile(data, file=str(path), changes=changes)
 
 
-def parse_profile(data: bytes, *, file: str) -> Profile:
+@functools.lru_cache(maxsize=256)
+def _kept(data: bytes, file: str, changes: tuple[tuple[str, Field], ...]) -> Profile:
+    """Return the profile in `data`, the same object for the same content: a sweep asks for it once a task."""
+    return parse_profile(data, file=file, changes=dict(changes))
+
+
+def parse_profile(data: bytes, *, file: str, changes: Mapping[str, Field] = MappingProxyType({})) -> Profile:
     """Return the profile in `data`; `file` names it in errors. Raises like `load_profile`."""
-    top = parse_yaml(data, file=file).only(_TOP_KEYS)
+    top = parse_yaml(data, file=file)
+    digest = hashlib.sha256(data)
+    for key, field in sorted(changes.items()):
+        top = top.changed(key, field)
+        digest.update(f"{key}={field.plain!r}".encode())
+    top.only(_TOP_KEYS)
     version = top.need("dsim_profile")
     if version.integer() != 1:
         raise version.error("must be 1", "this is the version of the file's form, not of its contents")
@@ -85,7 +105,8 @@ def parse_profile(data: bytes, *, file: str) -> Profile:
     kv = top.section("kv").only(("capacity_tokens", "bytes_per_gpu", "block_tokens", "admission_watermark", "reason"))
     capacity, bytes_per_gpu = _capacity(kv, model=model, gpu=gpu)
     preemption, swap_bytes_per_s = _preemption(top.get("preemption"))
-    saturation, fit, evidence = top.get("saturation_tokens"), top.get("fit"), top.get("evidence")
+    saturation, fit = _saturation(top.get("saturation_tokens"), latency), top.get("fit")
+    evidence = top.get("evidence")
     return Profile(
         name=f"{model.name}-{gpu.name}-{engine_name}",
         model=model,
@@ -106,13 +127,14 @@ def parse_profile(data: bytes, *, file: str) -> Profile:
         kv_bytes_per_gpu=bytes_per_gpu,
         block_tokens=kv.integer("block_tokens", 16, at_least=1, at_most=4096),
         admission_watermark=_share(kv, "admission_watermark", 0.01),
-        saturation_tokens=None if saturation is None else saturation.integer(at_least=1),
+        saturation_tokens=saturation if isinstance(saturation, int) else next(iter(saturation.values()), None),
+        saturation_tokens_at={} if isinstance(saturation, int) else saturation,
         violations=_violations(top, latency=latency, model=model, gpu=gpu),
         reasons=_reasons(top),
         fit=None if fit is None else read_fit(fit),
         evidence=Evidence.MEASURED if evidence is None else evidence.choice(Evidence),
         expected_error=top.text("expected_error") if "expected_error" in top else "",
-        sha256=hashlib.sha256(data).hexdigest(),
+        sha256=digest.hexdigest(),
     )
 
 
@@ -281,6 +303,21 @@ def _refused(field: Field | None, latency: Mapping[int, LatencyModel]) -> dict[i
     return result
 
 
+def _saturation(field: Field | None, latency: Mapping[int, LatencyModel]) -> int | dict[int, int]:
+    """Return Lm, by tensor parallel degree unless one number stands for all; empty where nothing is known."""
+    if field is None:
+        return {}
+    if not isinstance(field.value, dict):
+        return field.integer(at_least=1)
+    found = field.section().by_integer()
+    if not found:
+        raise field.error("must be a whole number, or numbers by tensor parallel degree", "such as {2: 307, 8: 608}")
+    for tp, entry in found.items():
+        if tp not in latency:
+            raise entry.error_of_key("is a tensor parallel degree that does not stand under latency")
+    return {tp: found[tp].integer(at_least=1) for tp in sorted(found)}
+
+
 def _limits(field: Field | None, valid: ValidRange) -> dict[Role, BatchLimits]:
     defaults = {
         Role.PREFILL: BatchLimits(tokens=valid.prefill_tokens),
@@ -441,8 +478,8 @@ def _violations(top: Section, *, latency: Mapping[int, LatencyModel], model: Mod
 
 def _refuse(violation: Violation, top: Section) -> None:
     """Refuse a violation that the file does not admit to."""
-    if violation.kind is ViolationKind.BELOW_BOUND:
-        # A datasheet can be wrong and a file's dtype unusual: told to the user, not refused.
+    if violation.kind in (ViolationKind.BELOW_BOUND, ViolationKind.INSENSITIVE):
+        # A datasheet can be wrong, a file's dtype unusual, its numbers a what-if: told to the user, not refused.
         return
     hint = "correct the coefficients"
     if violation.kind is not ViolationKind.NOT_POSITIVE:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -9,11 +10,13 @@ from dsim.yamlfile import Field, Section
 
 #: Errors beyond this are no fit.
 _MAX_ERROR = 100.0
+#: How Lm may have been found.
+SATURATION_METHODS = ("knee", "share", "not-reached")
 
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """A fitted number and its 95 % interval."""
+    """A fitted number and its interval, a 95 % one unless its place says otherwise; 0 and infinity are open ends."""
 
     low: float
     best: float
@@ -44,7 +47,9 @@ class SpeedUp:
 
     Args:
         tokens: prompt tokens of a prefill step, batch of a decode step.
+        k: low and high follow the mean errors of both fits.
         comm_share: share of the all-reduce in the step at `tp`; None where no row says.
+        context_tokens: of each request of a decode step; None in prefill.
     """
 
     tp: int
@@ -53,6 +58,7 @@ class SpeedUp:
     tokens: int
     k: Fit
     comm_share: float | None = None
+    context_tokens: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +85,7 @@ class FitReport:
         rows: name of the rows file.
         rows_sha256: its digest.
         saturation_tokens: Lm with its interval, by tensor parallel degree.
-        saturation_methods: how each was found: `knee` or `share`.
+        saturation_methods: how each was found: `knee`, `share` or `not-reached`, which has only `low`.
         constants: intervals by tensor parallel degree and dotted name.
     """
 
@@ -105,10 +111,7 @@ def read_fit(field_: Field) -> FitReport:
     saturation: dict[int, Fit] = {}
     methods: dict[int, str] = {}
     for tp, entry in _by_tp(section, "saturation_tokens").items():
-        lm = entry.section().only(("low", "best", "high", "method"))
-        saturation[tp], methods[tp] = _fit(lm), lm.text("method")
-        if methods[tp] not in ("knee", "share"):
-            raise lm.need("method").error("must be knee or share")
+        saturation[tp], methods[tp] = _saturation(entry.section())
     constants = {
         tp: {
             name: _fit(value.section().only(("low", "best", "high"))) for name, value in entry.section().fields.items()
@@ -137,8 +140,25 @@ def _items(section: Section, key: str) -> tuple[Section, ...]:
     return () if found is None else tuple(item.section() for item in found.items())
 
 
-def _fit(section: Section) -> Fit:
-    fit = Fit(*(section.number(key, at_least=0) for key in ("low", "best", "high")))
+def _saturation(section: Section) -> tuple[Fit, str]:
+    """Return Lm and its method; ends that are left out are open, and so is all but `low` where it is not reached."""
+    section.only(("low", "best", "high", "method"))
+    method = section.text("method")
+    if method not in SATURATION_METHODS:
+        raise section.need("method").error(f"must be one of {', '.join(SATURATION_METHODS)}")
+    if method == "not-reached":
+        section.only(("low", "method"))
+        return Fit(section.number("low", 0.0, at_least=0), math.inf, math.inf), method
+    return _fit(section, low=0.0, high=math.inf), method
+
+
+def _fit(section: Section, *, low: float | None = None, high: float | None = None) -> Fit:
+    """Return a number and its interval; `low` and `high` stand for ends that may be left out."""
+    fit = Fit(
+        section.number("low", low, at_least=0),
+        section.number("best", at_least=0),
+        section.number("high", high, at_least=0),
+    )
     if not fit.low <= fit.best <= fit.high:
         raise section.need("best").error(f"must lie between low={fit.low:g} and high={fit.high:g}")
     return fit
@@ -159,8 +179,8 @@ def _error(section: Section) -> FitError:
 
 
 def _speed_up(section: Section) -> SpeedUp:
-    section.only(("tp", "base_tp", "phase", "tokens", "low", "best", "high", "comm_share"))
-    comm = section.get("comm_share")
+    section.only(("tp", "base_tp", "phase", "tokens", "context_tokens", "low", "best", "high", "comm_share"))
+    comm, context = section.get("comm_share"), section.get("context_tokens")
     return SpeedUp(
         tp=section.integer("tp", at_least=1),
         base_tp=section.integer("base_tp", at_least=1),
@@ -168,6 +188,7 @@ def _speed_up(section: Section) -> SpeedUp:
         tokens=section.integer("tokens", at_least=1),
         k=_fit(section),
         comm_share=None if comm is None else comm.number(at_least=0, at_most=1),
+        context_tokens=None if context is None else context.number(at_least=1),
     )
 
 

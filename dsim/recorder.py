@@ -59,6 +59,25 @@ class StepRecord:
     decode: tuple[int, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class KvRecord:
+    """One change of the KV blocks taken on an instance, as logged on request.
+
+    Args:
+        role: letter of the pool.
+        instance: index in the pool.
+        part: engine loop; 0 where the instance has one cache.
+        at_s: instant; several changes of one instant stand in their order.
+        blocks: taken from then on.
+    """
+
+    role: str
+    instance: int
+    part: int
+    at_s: float
+    blocks: int
+
+
 class Gaps:
     """Gaps between successive tokens, pooled, without one number per token.
 
@@ -121,6 +140,7 @@ class Recorder:
         self.rejected = array("b")
         self.gaps = Gaps() if track_itl else None
         self.steps: list[StepRecord] | None = [] if log_steps else None
+        self.kv: list[KvRecord] | None = [] if log_steps else None
         self.arrived = 0
         self.done = False
         self.stopped_early = False

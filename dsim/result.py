@@ -14,7 +14,7 @@ from dsim.metrics import Distribution, Saturation, saturation_of, weighted_distr
 from dsim.options import Options, Window
 from dsim.pools import Placement, Role
 from dsim.profile import Profile
-from dsim.recorder import COUNT_COLUMNS, TIME_COLUMNS, Gaps, StepRecord
+from dsim.recorder import COUNT_COLUMNS, TIME_COLUMNS, Gaps, KvRecord, StepRecord
 from dsim.slo import Slo
 from dsim.version import __version__
 
@@ -41,6 +41,7 @@ class Result:
         columns: per request that arrived, in order of arrival (docs/semantics.md, section 7).
         counted: the rows that count.
         steps: every launched batch, if asked for.
+        kv: every change of the KV blocks taken on an instance, if steps were asked for.
         utilization: share of the time up to the last event that driver and first stage were busy, mean over a pool.
         kv_peak: largest share of one instance's KV cache ever taken.
         kv_blocks: KV blocks of one instance.
@@ -58,6 +59,7 @@ class Result:
     counted: slice
     gaps: Gaps | None
     steps: list[StepRecord] | None
+    kv: list[KvRecord] | None
     utilization: Mapping[Role, float]
     kv_peak: Mapping[Role, float]
     kv_blocks: Mapping[Role, int]
@@ -102,6 +104,7 @@ class Result:
             counted=slice(min(window.warmup, n), stop),
             gaps=recorder.gaps,
             steps=recorder.steps,
+            kv=recorder.kv,
             utilization=utilization,
             kv_peak=deployment.kv_peak(),
             kv_blocks=deployment.kv_blocks(),
@@ -256,6 +259,15 @@ class Result:
         rows = pd.RangeIndex(self.counted.start, self.counted.stop, name="request")
         frame = pd.DataFrame({name: values[self.counted] for name, values in self.columns.items()}, index=rows)
         frame["ttft_s"], frame["tpot_s"], frame["e2e_s"] = self.ttft_s, self.tpot_s, self.e2e_s
+        return frame
+
+    def arrivals(self) -> pd.DataFrame:
+        """Return every request that arrived, those of the warm-up and after the counted ones too, with `counted`."""
+        import pandas as pd
+
+        rows = pd.RangeIndex(len(self.columns["arrival_s"]), name="request")
+        frame = pd.DataFrame(dict(self.columns), index=rows)
+        frame["counted"] = (rows >= self.counted.start) & (rows < self.counted.stop)
         return frame
 
 

@@ -12,7 +12,7 @@ from dsim.errors import InputError, InternalError
 from dsim.job import Job
 from dsim.options import Options, Window
 from dsim.pools import Placement, Role
-from dsim.profile import Profile
+from dsim.profile import Profile, profiles_by_role
 from dsim.recorder import Recorder
 from dsim.result import Result
 from dsim.trace import Trace
@@ -45,7 +45,7 @@ def simulate(
         InputError: a request is longer than the model's context, or a step leaves the latency model's valid range.
         InfeasiblePlacementError: the placement cannot run.
     """
-    by_role = dict.fromkeys(Role, profiles) if isinstance(profiles, Profile) else profiles
+    by_role = profiles_by_role(profiles, extrapolate=options.extrapolate)
     if not isinstance(source, Trace | ClosedLoop) and window.counted is None:
         raise InputError("window", "must be given for an endless source", name="counted")
     _check_match(placement, by_role)
@@ -176,24 +176,28 @@ class _Users:
         self._turnaround_s = loop.turnaround_s
         self._unsent = loop.num_requests
         self._index = 0
-        #: (queued at, user, sent at), by instant and then user.
-        self._due: list[tuple[float, int, float]] = []
+        #: (queued at, round, user, sent at): of one instant, what a rejection there causes is one round later.
+        self._due: list[tuple[float, int, int, float]] = []
+        self._next_round = 0
         deployment.on_finish = self._on_finish
         for user in range(loop.users):
             self._send(user, loop.start_s(user))
 
     def _send(self, user: int, now_s: float) -> None:
-        heapq.heappush(self._due, (now_s + self._request_s, user, now_s))
-        self._deployment.clock.at(now_s + self._request_s, ARRIVAL, self._on_arrival)
+        queued_s = now_s + self._request_s
+        number = self._next_round if queued_s == self._deployment.clock.now else 0
+        heapq.heappush(self._due, (queued_s, number, user, now_s))
+        self._deployment.clock.at(queued_s, ARRIVAL, self._on_arrival)
 
     def _on_finish(self, job: Job) -> None:
         if self._unsent:
             self._send(job.user, self._deployment.clock.now + self._turnaround_s)
 
     def _on_arrival(self, _event: simpy.Event) -> None:
-        _, user, sent_s = heapq.heappop(self._due)
+        _, number, user, sent_s = heapq.heappop(self._due)
         if not self._unsent:
             return
+        self._next_round = number + 1
         self._unsent -= 1
         prompt, output = next(self._lengths[user])
         job = Job(self._index, prompt, output, 0)
@@ -201,3 +205,4 @@ class _Users:
         self._index += 1
         self._deployment.recorder.append(job, sent_s)
         self._deployment.arrive(job)
+        self._next_round = 0

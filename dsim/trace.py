@@ -43,3 +43,12 @@ class Trace:
 
     def __len__(self) -> int:
         return len(self.arrival_s)
+
+    def first(self, rows: int) -> Trace:
+        """Return the first requests."""
+        return Trace(
+            self.arrival_s[:rows],
+            self.prompt_tokens[:rows],
+            self.output_tokens[:rows],
+            self.cached_prompt_tokens[:rows],
+        )

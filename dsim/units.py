@@ -75,6 +75,22 @@ def parse_bytes_per_s(text: str, where: str, *, name: str | None = None) -> floa
     return _scaled(text, where, name=name, units=_BYTES_PER_S, hint="as in 25GB/s or 200Gbit/s")
 
 
+def parse_share(text: str, where: str, *, name: str | None = None) -> float:
+    """Return a share between 0 and 1, both excluded, written as such or in per cent.
+
+    >>> parse_share("90%", "--attainment")
+    0.9
+    """
+    hint = "as in 0.9 or 90%"
+    value, unit = split_quantity(text, where, name=name, hint=hint)
+    if unit not in (None, "%"):
+        raise InputError(where, f"has an unknown unit {unit!r}", name=name, value=text, hint=hint)
+    value = value / 100 if unit == "%" else value
+    if not 0 < value < 1:
+        raise InputError(where, "must be above 0 and below 1", name=name, value=text, hint=hint)
+    return value
+
+
 def _scaled(text: str, where: str, *, name: str | None, units: Mapping[str, float], hint: str) -> float:
     number, unit = split_quantity(text, where, name=name, hint=hint)
     if unit is None:

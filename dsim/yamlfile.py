@@ -6,7 +6,7 @@ import enum
 import math
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NoReturn, TypeVar
 
@@ -60,6 +60,13 @@ class Field:
     def where(self) -> str:
         """`file:line`."""
         return f"{self.file}:{self.line}"
+
+    @property
+    def plain(self) -> object:
+        """The value without its place: a scalar, a list or a dict."""
+        if isinstance(self.value, dict):
+            return {key: field.plain for key, field in self.value.items()}
+        return [item.plain for item in self.value] if isinstance(self.value, tuple) else self.value
 
     def error(self, rule: str, hint: str | None = None) -> InputError:
         """Return the error that says this value breaks `rule`."""
@@ -207,6 +214,20 @@ class Section:
     def get(self, key: str) -> Field | None:
         """Return the value of `key`, None where it is not given."""
         return self.fields.get(key)
+
+    def changed(self, path: str, field: Field) -> Section:
+        """Return the section with `field` at a dotted path of keys, mappings made on the way where there are none.
+
+        Raises:
+            InputError: a part of the path is a plain value in the file.
+        """
+        key, _, rest = path.partition(".")
+        if rest:
+            inner = self.fields.get(key) or Field(field.file, field.line, _join(self.field.name, key), {})
+            if not isinstance(inner.value, dict):
+                raise field.error_of_key(f"goes through {inner.name}, which is no mapping", "check the dotted key")
+            field = inner.section().changed(rest, field).field
+        return Section(replace(self.field, value={**self.fields, key: field}))
 
     def need(self, key: str) -> Field:
         """Return the value of `key`; InputError where it is not given."""

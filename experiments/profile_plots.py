@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
+from dsim.latency import AffineLatency
+from dsim.pools import Role
 from dsim.profile import Profile
 from experiments.plots import STYLES, new_figure, rendered
-from profiles.fit import predict, timed
 from profiles.rows import Phase, read_rows
+from profiles.timed import Timed, predict, timed
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from profiles.rows import Row
+    from profiles.rows import Point, Row
 
-#: Context of a decoding request in the decode plot.
+#: Context of a decoding request in the decode plot, and how far (a factor) from it a timed point belongs to its line.
 _CONTEXT = 512
+_NEAR = 1.5
 
 
 def profile_plots(profile: Profile, *, rows: Path | None = None) -> Mapping[str, bytes]:
@@ -31,7 +36,9 @@ def profile_plots(profile: Profile, *, rows: Path | None = None) -> Mapping[str,
     Source:
         Figures 3a, 3b and 5 of DistServe (arXiv 2401.09670v3) show the same for a 13B model.
     """
-    ok = () if rows is None else read_rows(rows, model=profile.model, gpu=profile.gpu).ok
+    read = None if rows is None else read_rows(rows, model=profile.model, gpu=profile.gpu)
+    ok = () if read is None else read.ok
+    includes_host = read is not None and read.metadata.host_overhead != "excluded"
     draw: dict[str, Callable[[Axes], None]] = {
         "prefill_throughput.png": lambda axes: _prefill(axes, profile, ok),
         "decode_throughput.png": lambda axes: _decode(axes, profile, ok),
@@ -39,7 +46,7 @@ def profile_plots(profile: Profile, *, rows: Path | None = None) -> Mapping[str,
     if len(profile.latency) > 1:
         draw["tp_speed_up.png"] = lambda axes: _speed_up(axes, profile)
     if ok:
-        draw["residuals.png"] = lambda axes: _residuals(axes, profile, ok)
+        draw["residuals.png"] = lambda axes: _residuals(axes, profile, ok, includes_host=includes_host)
     files = {}
     for name, plot in draw.items():
         figure = new_figure()
@@ -69,9 +76,10 @@ def _prefill(axes: Axes, profile: Profile, rows: tuple[Row, ...]) -> None:
         if tokens:
             axes.plot(tokens, np.array(tokens) / points.step_s, marker, color=colour, markersize=4, label="timed")
         lm = None if profile.fit is None else profile.fit.saturation_tokens.get(tp)
-        if lm is not None:
+        if lm is not None and math.isfinite(lm.best):
             axes.axvline(lm.best, color=colour, linestyle=":", label=f"Lm {lm.best:.0f}")
-            axes.axvspan(lm.low, lm.high, color=colour, alpha=0.08, linewidth=0)
+            # An open end is drawn as far as the line goes.
+            axes.axvspan(max(lm.low, sizes[0]), min(lm.high, sizes[-1]), color=colour, alpha=0.08, linewidth=0)
     if profile.fit is None and profile.saturation_tokens is not None:
         axes.axvline(profile.saturation_tokens, color="#555555", linestyle=":", label=f"Lm {profile.saturation_tokens}")
     axes.set_xscale("log", base=2)
@@ -85,14 +93,21 @@ def _decode(axes: Axes, profile: Profile, rows: tuple[Row, ...]) -> None:
         sizes = _sizes(latency.valid_range.decode_requests, 1024)
         rate = [n / latency.decode_s(n, n * _CONTEXT) for n in sizes]
         axes.plot(sizes, rate, color=colour, label=f"TP {tp}, {_CONTEXT} context tokens a request")
-        points = timed(rows, Phase.DECODE, tp)
-        batch = [p.requests for p in points.points]
-        if batch:
-            axes.plot(batch, np.array(batch) / points.step_s, marker, color=colour, markersize=4, label="timed")
+        near = near_context(timed(rows, Phase.DECODE, tp))
+        if near.points:
+            batch = near.column("requests")
+            label = f"timed, {_CONTEXT / _NEAR:.0f} - {_CONTEXT * _NEAR:.0f} context tokens"
+            axes.plot(batch, batch / near.step_s, marker, color=colour, markersize=4, label=label)
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     axes.set_xlabel("decode batch (requests)")
     axes.set_ylabel("tokens/s")
+
+
+def near_context(points: Timed) -> Timed:
+    """Return the decode points whose context is about that of the line they are drawn at."""
+    context = points.column("context_tokens")
+    return points.only((context >= _CONTEXT / _NEAR) & (context <= _CONTEXT * _NEAR))
 
 
 def _speed_up(axes: Axes, profile: Profile) -> None:
@@ -113,20 +128,43 @@ def _speed_up(axes: Axes, profile: Profile) -> None:
     axes.set_ylabel("speed-up K")
 
 
-def _residuals(axes: Axes, profile: Profile, rows: tuple[Row, ...]) -> None:
-    from dsim.latency import AffineLatency
-
+def _residuals(axes: Axes, profile: Profile, rows: tuple[Row, ...], *, includes_host: bool) -> None:
     number = 0
-    for tp, latency in sorted(profile.latency.items()):
+    for tp in sorted(profile.latency):
         for phase in Phase:
             points = timed(rows, phase, tp)
-            if not points.points or not isinstance(latency, AffineLatency):
+            if not points.points or not isinstance(profile.latency[tp], AffineLatency):
                 continue
             colour, marker = STYLES[number % len(STYLES)]
             number += 1
-            error = 100 * (predict(latency, points.points) / points.step_s - 1)
+            error = 100 * residuals(profile, points, tp, includes_host=includes_host)
             axes.plot(points.step_s * 1e3, error, marker, color=colour, markersize=4, label=f"TP {tp} {phase.value}")
     axes.axhline(0, color="#555555", linewidth=1)
     axes.set_xscale("log")
     axes.set_xlabel("timed step (ms)")
     axes.set_ylabel("fit - timed (%)")
+
+
+def residuals(profile: Profile, points: Timed, tp: int, *, includes_host: bool) -> NDArray[np.float64]:
+    """Return how far the profile is from the timed steps, as shares of these, shape (n,).
+
+    Args:
+        includes_host: the steps contain the host work that the profile keeps apart.
+    """
+    latency = profile.latency[tp]
+    if not isinstance(latency, AffineLatency):
+        raise TypeError(f"latency must be AffineLatency, is {type(latency).__name__}")
+    expected_s = predict(latency, points.points)
+    if includes_host:
+        expected_s = expected_s + np.array([_host_s(profile, point) for point in points.points])
+    return expected_s / points.step_s - 1
+
+
+def _host_s(profile: Profile, point: Point) -> float:
+    """Return the host work of one launch."""
+    roles = {Phase.PREFILL.value: Role.PREFILL, Phase.DECODE.value: Role.DECODE, Phase.MIXED.value: Role.COLOCATED}
+    decoding = point.decode_requests or (0 if point.prompt_tokens else point.requests)
+    prompts = point.requests if point.prompt_tokens else 0
+    tokens = prompts * point.prompt_tokens + round(decoding * point.context_tokens)
+    mixed = point.phase == Phase.MIXED.value
+    return profile.host_of(roles[point.phase], 1).launch_s(prompts + decoding, tokens, mixed=mixed)

@@ -437,8 +437,9 @@ def _prefill_lines(prefill: AffinePrefill) -> list[tuple[float, float]]:
 
 def _prefill_token_limit(pool: Pool, case: Case) -> float:
     limit: float = case.profiles[pool.role].limits.get(pool.role, BatchLimits()).tokens
-    if pool.role is Role.PREFILL and case.options.prefill_token_limit is not None:
-        limit = case.options.prefill_token_limit
+    asked = case.options.prefill_token_limit_at(pool.parallelism.tp)
+    if pool.role is Role.PREFILL and asked is not None:
+        limit = asked
     # Without any limit a batch may be as large as one likes: then it costs nothing per request.
     return min(limit, 1e18)
 

@@ -38,6 +38,13 @@ def reasons(
     return tuple(found)
 
 
+def cannot_run(placement: Placement, profiles: Mapping[Role, Profile]) -> tuple[str, ...]:
+    """Return all reasons why a placement that is given cannot run at all, whatever the requests and the nodes are."""
+    cluster = Cluster(num_gpus=placement.num_gpus, gpus_per_node=placement.num_gpus)
+    longest = LongestRequest(prompt_tokens=1, kv_tokens=1)
+    return reasons(placement, profiles=profiles, cluster=cluster, longest=longest)
+
+
 def pool_reasons(
     pool: Pool, profiles: Mapping[Role, Profile], cluster: Cluster, longest: LongestRequest
 ) -> tuple[str, ...]:

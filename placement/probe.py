@@ -104,8 +104,15 @@ class Outcome:
     failure: str | None = None
 
 
+#: Requests that come at such a rate come at once.
+_ANY_RATE_PER_S = 1e6
+
+
 def run_probe(scenario: Scenario, probe: Probe) -> Outcome:
     """Simulate a probe; faults of the placement and the requests are part of the outcome, those of dsim are not."""
+    if scenario.transient and probe.rate_per_s > _ANY_RATE_PER_S:
+        failure = f"runs of {probe.counted} requests meet the limits at any rate: ask for longer ones"
+        return Outcome(Observation(0.0, stable=False), failure=failure)
     try:
         return _outcome(scenario, probe, _simulate(scenario, probe))
     except (InfeasiblePlacementError, InputError) as error:

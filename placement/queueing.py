@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import decimal
 import math
-
-from scipy.optimize import brentq
+from collections.abc import Callable
 
 
 def md1_mean_ttft_s(rate_per_s: float, prefill_s: float) -> float:
@@ -76,7 +75,7 @@ def parallelism_crossover_per_s(prefill_s: float, *, tp_speedup: float) -> float
         intra_s = speedup_mean_ttft_s(rate_per_s, prefill_s, tp_speedup=tp_speedup)
         return intra_s - two_stage_mean_ttft_s(rate_per_s, prefill_s)
 
-    return float(brentq(difference_s, 0.0, tp_speedup * (1 - 1e-9), xtol=1e-14)) / prefill_s
+    return _root(difference_s, tp_speedup * (1 - 1e-9)) / prefill_s
 
 
 def md1_waiting_cdf(wait_s: float, *, rate_per_s: float, service_s: float) -> float:
@@ -117,7 +116,7 @@ def md1_goodput_per_s(service_s: float, *, ttft_s: float, attainment: float) -> 
         met = md1_waiting_cdf(ttft_s - service_s, rate_per_s=load / service_s, service_s=service_s)
         return met - attainment
 
-    return float(brentq(surplus, 0.0, 1.0, xtol=1e-14)) / service_s
+    return _root(surplus, 1.0) / service_s
 
 
 def decode_mean_step_s(
@@ -140,3 +139,11 @@ def decode_mean_step_s(
     """
     load = rate_per_s * mean_output_tokens * per_request_s
     return math.inf if load >= 1 else (constant_s + per_request_s) / (1 - load)
+
+
+def _root(function: Callable[[float], float], high: float) -> float:
+    """Return where the function is 0 between 0 and `high`."""
+    # Takes most of a second to import, which no other formula needs.
+    from scipy.optimize import brentq
+
+    return float(brentq(function, 0.0, high, xtol=1e-14))

@@ -16,11 +16,11 @@ from dsim.gpu import Gpu
 from dsim.model import Model
 from dsim.options import Options
 from dsim.pools import Placement, Policy, Role
-from dsim.profile import Profile
+from dsim.profile import Profile, profiles_by_role, range_remarks
 from dsim.slo import Slo
 from dsim.workload import replication_seed
 from placement import bounds, feasibility, space
-from placement.goodput import Ask, Estimator, Sampling, ratio
+from placement.goodput import Ask, Estimator, Goodput, Sampling, ratio
 from placement.probe import Outcome, Scenario, Source
 from placement.race import Entrant, Goal, Horizon, Race
 from placement.result import Best, Operation, SearchResult, State, Trial, by_worth, rank
@@ -128,6 +128,11 @@ class Question:
         return disaggregated + (() if self.mode is Mode.DISAGGREGATED else (Role.COLOCATED,))
 
     @property
+    def used_profiles(self) -> dict[Role, Profile]:
+        """The profiles by role, with KV caches that end with their valid ranges unless extrapolation is allowed."""
+        return profiles_by_role(self.profiles, extrapolate=self.options.extrapolate)
+
+    @property
     def model(self) -> Model:
         """The model served."""
         return self.profiles[self.roles[0]].model
@@ -206,7 +211,7 @@ def search(
 def scenario(question: Question) -> Scenario:
     """Return what all probes of a question share."""
     return Scenario(
-        profiles=question.profiles,
+        profiles=question.used_profiles,
         workload=question.workload,
         slo=question.slo,
         target=question.attainment,
@@ -221,6 +226,14 @@ def horizon(question: Question) -> Horizon:
     return _horizons(question, case(question))[-1]
 
 
+def replications_of(question: Question) -> tuple[int, int]:
+    """Return the replications behind an interval at first, and at most where the precision asks for more."""
+    if question.num_requests is not None:
+        count = min(max(math.ceil(_TRANSIENT_REQUESTS / question.num_requests), _CHECKS), 40)
+        return count, count
+    return _REPLICATIONS, _MOST_REPLICATIONS if question.precision < _PRECISION else _REPLICATIONS
+
+
 def case(question: Question) -> bounds.Case:
     """Return what the bounds of a question's candidates share."""
     context_tokens = scenario(question).context_tokens
@@ -228,7 +241,7 @@ def case(question: Question) -> bounds.Case:
         num_requests=_SAMPLE, seed=question.seed, context_tokens=context_tokens, rate_per_s=1.0
     )
     sample = bounds.Sample.of(trace)
-    return bounds.Case(question.profiles, sample, question.slo, question.attainment, question.options)
+    return bounds.Case(question.used_profiles, sample, question.slo, question.attainment, question.options)
 
 
 def _horizons(question: Question, known: bounds.Case) -> tuple[Horizon | None, Horizon | None, Horizon]:
@@ -252,9 +265,10 @@ def _horizons(question: Question, known: bounds.Case) -> tuple[Horizon | None, H
 def _highest_rate(question: Question, known: bounds.Case) -> float:
     """Return an upper bound on the rate that any placement of the question sustains, 1 where none is known."""
     best: dict[Role, float] = {}
+    profiles = question.used_profiles
     for placement in candidates(replace(question, affinity=Affinity.LOW, num_gpus=question.cluster.largest_instance)):
         for pool in placement.pools:
-            if not feasibility.pool_reasons(pool, question.profiles, question.cluster, known.sample.longest):
+            if not feasibility.pool_reasons(pool, profiles, question.cluster, known.sample.longest):
                 per_gpu = bounds.pool_capacity(pool, known).rate_per_s / pool.num_gpus
                 best[pool.role] = max(best.get(pool.role, 0.0), per_gpu if math.isfinite(per_gpu) else 0.0)
     both = [best.get(role, 0.0) for role in (Role.PREFILL, Role.DECODE)]
@@ -294,11 +308,8 @@ class _Search:
         self.runner = Runner(self.scenario, executor=executor, progress=progress)
         self.case = case(question)
         self.warnings = _warnings(self.scenario, question.cluster)
-        count = math.ceil(_TRANSIENT_REQUESTS / question.num_requests) if question.num_requests is not None else 0
-        count = min(max(count, _CHECKS), 40)
-        most = _MOST_REPLICATIONS if question.precision < _PRECISION else _REPLICATIONS
-        self.replications = (count, count) if self.scenario.transient else (_REPLICATIONS, most)
-        checks = min(_CHECKS, count) if self.scenario.transient else 1
+        self.replications = replications_of(question)
+        checks = min(_CHECKS, self.replications[0]) if self.scenario.transient else 1
         horizons = _horizons(question, self.case)
         # A placement whose KV cache fills slowly looks better in short runs than it is: they only rank.
         self.reported = replace(horizons[-1], counted=max(horizons[-1].counted, _REPORTED), tail=horizons[-1].tail // 2)
@@ -333,7 +344,7 @@ class _Search:
         cluster, longest = self.question.cluster, self.case.sample.longest
         infeasible, entrants = [], []
         for placement in candidates(self.question):
-            reasons = feasibility.reasons(placement, profiles=self.question.profiles, cluster=cluster, longest=longest)
+            reasons = feasibility.reasons(placement, profiles=self.scenario.profiles, cluster=cluster, longest=longest)
             if reasons:
                 infeasible.append(Trial(placement, State.INFEASIBLE, reasons=reasons))
                 continue
@@ -477,7 +488,7 @@ class _Search:
             question=self.question.to_dict(),
             probes=self.runner.probes,
             requests=self.runner.requests,
-            warnings=tuple(self.warnings),
+            warnings=(*self.warnings, *range_remarks(self.scenario.profiles, [e.placement for e in reported])),
         )
 
     def _tied(self, complete: Sequence[Trial]) -> set[Placement]:
@@ -491,7 +502,8 @@ class _Search:
             return Trial(placement, State.FAILED, replicas, (entrant.failure,))
         goodput = entrant.goodput
         if reported and goodput is not None:
-            return Trial(placement, State.COMPLETE, replicas, (), goodput, operation=_operation(entrant, stable_per_s))
+            operation = operation_of(placement, goodput, entrant.outcomes, stable_per_s)
+            return Trial(placement, State.COMPLETE, replicas, (), goodput, operation=operation)
         analytic = entrant.bounds[0].rate_per_s / entrant.num_gpus
         bound = analytic if math.isfinite(analytic) else None
         failed_at: float | None = entrant.failed if entrant.failed < analytic else None
@@ -525,16 +537,22 @@ def _is_tied(trial: Trial, first: Trial, confidence: float) -> bool:
     return paired is not None and paired.high * first.num_gpus / trial.num_gpus >= 1.0
 
 
-def _operation(entrant: Entrant, stable_per_s: float | None) -> Operation | None:
-    """Return how the placement ran at the highest rate that it sustained."""
-    assert entrant.goodput is not None
-    rate = entrant.goodput.bracket_per_s[0]
-    runs = [outcome for ask, outcome in sorted(entrant.outcomes.items(), key=_order) if ask.rate_per_s == rate]
+def operation_of(
+    placement: Placement, goodput: Goodput, outcomes: Mapping[Ask, Outcome], stable_per_s: float | None = None
+) -> Operation | None:
+    """Return how a placement ran at the highest rate that it sustained; None where it sustained none.
+
+    Args:
+        outcomes: of the runs that found its goodput.
+        stable_per_s: the largest rate at which its backlog does not grow, if known.
+    """
+    rate = goodput.bracket_per_s[0]
+    runs = [outcome for ask, outcome in sorted(outcomes.items(), key=_order) if ask.rate_per_s == rate]
     if not runs:
         return None
     both, ttft, tpot = (float(np.mean([run.attainment[i] for run in runs])) for i in range(3))
     utilization = _mean_by_key([dict(run.utilization) for run in runs])
-    if entrant.placement.is_colocated:
+    if placement.is_colocated:
         limiting = Role.COLOCATED
     elif ttft == tpot:
         limiting = max((Role.PREFILL, Role.DECODE), key=lambda role: utilization[role])

@@ -6,6 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from dsim.errors import InputError
+from dsim.gpu import Gpu
 from dsim.model import Model
 from dsim.pools import Parallelism, Placement, Policy
 
@@ -54,6 +56,39 @@ class Cluster:
                     step[placed + here] = max(step.get(placed + here, 0), total)
             most = step
         return most.get(counts[0], -1) >= counts[1]
+
+
+#: Most GPUs of one search: the placements grow with the cube of them.
+_MOST_GPUS: Final = 64
+
+
+def asked_cluster(
+    gpu: Gpu, *, gpus: int | None, nodes: int | None, gpus_per_node: int | None, within_node: bool
+) -> Cluster:
+    """Return the GPUs that a search may use: so many, or whole nodes, or one node.
+
+    Args:
+        within_node: pairs of instances stay within a node, which is modelled for one node only.
+
+    Raises:
+        InputError: both numbers, or more GPUs than can be searched.
+    """
+    per_node = gpu.gpus_per_node if gpus_per_node is None else gpus_per_node
+    if nodes is not None and gpus is not None:
+        raise InputError("--nodes", "does not go with --gpus", value=nodes, hint="leave one of the two out")
+    if nodes is not None:
+        option, value, asked = "--nodes", nodes, nodes * per_node
+    elif gpus is not None:
+        option, value, asked = "--gpus", gpus, gpus
+    else:
+        option, value, asked = "--gpus-per-node", per_node, per_node
+    if asked > _MOST_GPUS:
+        hint = "search a part of the cluster and replicate the answer"
+        raise InputError(option, f"must be <= {_MOST_GPUS} GPUs in all", value=value, hint=hint)
+    if asked > per_node and within_node:
+        rule = f"is more than one node of {per_node} GPUs, which --affinity low is not modelled for yet"
+        raise InputError(option, rule, value=value, hint=f"ask for at most {per_node} GPUs, or --affinity high")
+    return Cluster(asked, per_node)
 
 
 @dataclass(frozen=True, slots=True)

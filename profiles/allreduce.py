@@ -71,15 +71,35 @@ class AllReduces:
             return "modelled"
         return "measured" if self.timed else "none"
 
+    def settings(self) -> dict[str, object]:
+        """Return where each degree's times come from, for the head of a rows file; timed ones begin with `measured`."""
+        settings: dict[str, object] = {
+            f"all_reduce_tp{tp}": f"modelled: {model.latency_s:g} s + 2 (n - 1) / n x bytes / "
+            f"{model.bandwidth_bytes_per_s:g} bytes per s"
+            for tp, model in self.models.items()
+        }
+        for tp, seconds in self.timed.items():
+            sizes = [f"{size} bytes {took_s:.3g} s" for size, took_s in seconds.items()]
+            settings[f"all_reduce_tp{tp}"] = ["measured", *sizes]
+        return settings
+
     def step_s(self, point: Point) -> float:
-        """Return the seconds of a step's all-reduces: two a layer, and one for the vocabulary-parallel embedding."""
+        """Return the seconds of a step's collectives.
+
+        Two all-reduces a layer, one after the vocabulary-parallel embedding, and the all-gather of the logits, which
+        moves half of what an all-reduce of as many bytes does.
+        """
         if point.tp == 1:
             return 0.0
-        num_bytes = computed_tokens(point) * self.shape.model.hidden_size * self.dtype_bytes
-        times = 2 * self.shape.model.layers + 1
-        if point.tp in self.timed:
-            return times * interpolated(self.timed[point.tp], num_bytes)
-        return times * self.models[point.tp].seconds(num_bytes, point.tp)
+        model = self.shape.model
+        hidden = computed_tokens(point) * model.hidden_size * self.dtype_bytes
+        logits = (point.requests + point.decode_requests) * model.vocabulary * self.dtype_bytes
+        return (2 * model.layers + 1) * self._seconds(point.tp, hidden) + self._seconds(point.tp, logits / 2)
+
+    def _seconds(self, tp: int, num_bytes: float) -> float:
+        if tp in self.timed:
+            return interpolated(self.timed[tp], num_bytes)
+        return self.models[tp].seconds(num_bytes, tp)
 
 
 def interpolated(seconds: Mapping[int, float], num_bytes: float) -> float:

@@ -5,24 +5,19 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
 from dsim.analytic import AnalyticLatency, analytic_latency, find_efficiency
-from dsim.catalog import find_gpu, find_model
 from dsim.errors import InputError, nearest
 from dsim.gpu import Gpu
-from dsim.hugging_face import is_config, read_config
 from dsim.latency import HostOverhead, ValidRange
 from dsim.model import Model
+from dsim.options import Evidence
 from dsim.pools import Parallelism, Role
-from dsim.profile import BatchLimits, Evidence, FirstToken, Handover, Preemption, Profile
+from dsim.profile import BatchLimits, FirstToken, Handover, Preemption, Profile
 from profiles.kernels.hosts import HOSTS, HostConstants
-from profiles.shipped import find_profile, shipped_profiles
 
-#: Engines looked for where none is named, in this order.
-DEFAULT_ENGINES: Final = ("distserve", "vllm")
 #: Largest tensor and pipeline parallel degrees looked at.
 _MOST_TP, _MOST_PP = 16, 16
 #: Share of the intra-node link that a transfer reaches, as in profile files that say nothing.
@@ -62,39 +57,6 @@ ENGINES: Final[Mapping[str, Engine]] = MappingProxyType(
     }
 )
 _SMALL_GPU_BYTES, _SMALL_TOKENS, _SMALL_REQUESTS = 70 * 2**30, 2048, 256
-
-
-def best_profile(model: str, gpu: str, *, engine: str | None = None, evidence: Evidence | None = None) -> Profile:
-    """Return the profile with the best evidence: a shipped one, else an estimate.
-
-    Args:
-        model: a name, or the path of a Hugging Face `config.json`.
-        engine: None: DistServe's where it was measured, else vLLM.
-        evidence: None: the best there is.
-
-    Raises:
-        InputError: no such model or GPU, or no profile with this evidence.
-    """
-    if is_config(model):
-        known_model, known_gpu = read_config(Path(model)), find_gpu(gpu)
-        names: list[str] = []
-    else:
-        known_model, known_gpu = find_model(model), find_gpu(gpu)
-        names = [name for name, _ in shipped_profiles()]
-    for candidate in DEFAULT_ENGINES if engine is None else (engine.strip().lower(),):
-        if f"{known_model.name}-{known_gpu.name}-{candidate}" in names and evidence is not Evidence.ROOFLINE:
-            profile = find_profile(known_model.name, known_gpu.name, engine=candidate)
-            if evidence in {None, profile.evidence}:
-                return profile
-    if evidence in {Evidence.MEASURED, Evidence.KERNELS}:
-        what = f"{known_model.name} on {known_gpu.name}" + ("" if engine is None else f" under {engine}")
-        hint = "leave it out for the best there is, or give --profile FILE (docs/profiles.md)"
-        raise InputError("--evidence", f"has no profile of {what}", value=evidence.value, hint=hint)
-    wanted = DEFAULT_ENGINES[-1] if engine is None else engine.strip().lower()
-    if wanted not in ENGINES and names:
-        # What is shipped says what there is to choose from.
-        return find_profile(known_model.name, known_gpu.name, engine=wanted)
-    return estimated_profile(known_model, known_gpu, engine=wanted)
 
 
 def estimated_profile(model: Model, gpu: Gpu, *, engine: str = "vllm") -> Profile:
@@ -200,7 +162,7 @@ def _capacities(model: Model, degrees: Sequence[int], usable: float, limits: Bat
 
 def _expert_width(model: Model) -> int:
     experts = model.experts
-    return 0 if experts is None else experts.per_token * experts.ffn_size + experts.shared_ffn_size
+    return 0 if experts is None else experts.active_ffn_size
 
 
 def _saturation_tokens(latency: AnalyticLatency) -> int:

@@ -4,26 +4,31 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 import yaml
 
+from dsim.errors import InputError
 from dsim.gpu import Gpu
 from dsim.latency import AffineDecode, AffineLatency, Bends, ValidRange
 from dsim.model import Model
-from dsim.profile import Evidence, Profile
+from dsim.options import Evidence
+from dsim.profile import Profile
 from dsim.profile_file import parse_profile
-from dsim.profile_fit import Fit, FitError
+from dsim.profile_fit import Fit, FitError, SpeedUp
+from profiles.entries import gpu_entry, model_entry
 from profiles.fit import FittedRows, TpFit
-from profiles.rows import Rows
+from profiles.knee import Saturation
+from profiles.rows import Metadata, Rows
 
 #: Share of the device memory that engines give to weights and KV cache where nobody says.
 MEMORY_SHARE: Final = 0.9
 _METHOD: Final = (
-    "weighted least squares on relative errors, constants >= 0, Huber loss; intervals are 95 % ones; held out: "
-    "fitted to every other point"
+    "weighted least squares on relative errors, constants >= 0, Huber loss; intervals of constants and of Lm by knee "
+    "are 95 % ones by profile likelihood, those of Lm by share and of K follow the mean errors; held out: fitted to "
+    "every other point"
 )
 
 
@@ -32,7 +37,6 @@ class Subject:
     """What the rows are about.
 
     Args:
-        host_step_s: driver time of a launch that the step times include and that is taken out of the kernel constants.
         host: the whole `host` section, where something other than the rows says it.
         range_reason: what the rows span, where it is more than was timed.
         evidence: what the rows are.
@@ -44,7 +48,6 @@ class Subject:
     engine: str
     engine_version: str
     source: str
-    host_step_s: float = 0.0
     host: Mapping[str, object] | None = None
     range_reason: str = "what the rows span, over all tensor parallel degrees"
     evidence: Evidence = Evidence.MEASURED
@@ -70,55 +73,70 @@ def checked_profile(text: str, *, file: str) -> Profile:
 
 
 def _content(fitted: FittedRows, rows: Rows, rows_bytes: bytes, *, name: str, subject: Subject) -> dict[str, object]:
-    metadata, valid = rows.metadata, fitted.valid_range
-    timings = {
-        key: value
-        for key, value in (
-            ("device", metadata.device),
-            ("driver", metadata.driver),
-            ("torch", metadata.torch),
-            ("dtype", metadata.dtype),
-            ("date", metadata.date),
-            ("all-reduce", metadata.all_reduce),
-        )
-        if value is not None
-    }
-    source = subject.source + "".join(f"; {key} {value}" for key, value in timings.items())
-    if metadata.licence is not None:
-        source += f"; licence of the rows: {metadata.licence}"
+    valid = fitted.valid_range
     content: dict[str, object] = {
         "dsim_profile": 1,
-        "model": _model(subject.model),
-        "gpu": _gpu(subject.gpu),
+        "model": model_entry(subject.model),
+        "gpu": gpu_entry(subject.gpu),
         "engine": {"name": subject.engine, "version": subject.engine_version},
         **_evidence(subject),
-        "source": source,
+        "source": _source(rows.metadata, subject.source),
         "valid_range": {**_range(valid), "reason": subject.range_reason},
         "latency": {
-            tp: _latency(fit.latency, subject.host_step_s, own=fit.latency.valid_range != valid)
-            for tp, fit in fitted.by_tp.items()
+            tp: _latency(fit.latency, own=fit.latency.valid_range != valid) for tp, fit in fitted.by_tp.items()
         },
+        "host": _host(rows, fitted.host_step_s) if subject.host is None else dict(subject.host),
+        "kv": _kv(rows.metadata, sorted(fitted.by_tp), subject),
     }
-    content["host"] = _host(rows, subject.host_step_s) if subject.host is None else dict(subject.host)
-    given = metadata.kv_bytes_per_gpu
-    content["kv"] = {
-        "bytes_per_gpu": float(given if given is not None else MEMORY_SHARE * subject.gpu.memory_bytes),
-        "reason": "as the rows file says"
-        if given is not None
-        else f"assumed: {MEMORY_SHARE:.0%} of the GPU's memory for weights and KV cache",
+    saturation = {
+        tp: max(round(fit.saturation.tokens.best), 1)
+        for tp, fit in fitted.by_tp.items()
+        if fit.saturation is not None and math.isfinite(fit.saturation.tokens.best)
     }
-    base = min(fitted.by_tp)
-    saturation = fitted.by_tp[base].saturation
-    if saturation is not None:
-        content["saturation_tokens"] = max(round(saturation.tokens.best), 1)
+    if saturation:
+        content["saturation_tokens"] = saturation
     content["fit"] = _fit_section(fitted, name, rows_bytes)
     return content
 
 
-def _latency(latency: AffineLatency, host_step_s: float, *, own: bool) -> dict[str, object]:
+def _source(metadata: Metadata, source: str) -> str:
+    timings = {
+        "device": metadata.device,
+        "driver": metadata.driver,
+        "torch": metadata.torch,
+        "dtype": metadata.dtype,
+        "date": metadata.date,
+        "all-reduce": metadata.all_reduce,
+        "licence of the rows:": metadata.licence,
+    }
+    return source + "".join(f"; {key} {value}" for key, value in timings.items() if value is not None)
+
+
+def _kv(metadata: Metadata, degrees: Sequence[int], subject: Subject) -> dict[str, object]:
+    given = metadata.kv_bytes_per_gpu
+    bytes_per_gpu = float(given if given is not None else MEMORY_SHARE * subject.gpu.memory_bytes)
+    reason = "as the rows file says"
+    if given is None:
+        reason = f"assumed: {MEMORY_SHARE:.0%} of the GPU's memory for weights and KV cache"
+    _refuse_no_room(bytes_per_gpu, degrees, subject.model)
+    return {"bytes_per_gpu": bytes_per_gpu, "reason": reason}
+
+
+def _refuse_no_room(bytes_per_gpu: float, degrees: Sequence[int], model: Model) -> None:
+    """Refuse weights that the most GPUs do not hold: of each degree, with a pipeline stage for every layer."""
+    if bytes_per_gpu * max(degrees) * model.layers > model.weight_bytes:
+        return
+    raise InputError(
+        "kv",
+        f"leaves no room: {model.name} has {model.weight_bytes / 1e9:.1f} GB of weights, and no number of pipeline "
+        f"stages of tp {', '.join(map(str, degrees))} holds them at {bytes_per_gpu / 1e9:.1f} GB a GPU",
+    )
+
+
+def _latency(latency: AffineLatency, *, own: bool) -> dict[str, object]:
     p = latency.prefill
     prefill: dict[str, object] = {
-        "constant_s": _number(max(p.constant_s - host_step_s, 0.0)),
+        "constant_s": _number(p.constant_s),
         "per_token_s": _number(p.per_token_s),
         "per_token_squared_s": _number(p.per_token_squared_s),
     }
@@ -126,15 +144,15 @@ def _latency(latency: AffineLatency, host_step_s: float, *, own: bool) -> dict[s
         prefill["per_request_s"] = _number(p.per_request_s)
     if p.bends:
         prefill["bends"] = _bends(p.bends, amount="tokens", slope="per_token_s")
-    result: dict[str, object] = {"prefill": prefill, "decode": {"small": _decode(latency.small, host_step_s)}}
+    result: dict[str, object] = {"prefill": prefill, "decode": {"small": _decode(latency.small)}}
     if own:
         result["valid_range"] = _range(latency.valid_range)
     return result
 
 
-def _decode(decode: AffineDecode, host_step_s: float) -> dict[str, object]:
+def _decode(decode: AffineDecode) -> dict[str, object]:
     result: dict[str, object] = {
-        "constant_s": _number(max(decode.constant_s - host_step_s, 0.0)),
+        "constant_s": _number(decode.constant_s),
         "per_context_token_s": _number(decode.per_context_token_s),
         "per_request_s": _number(decode.per_request_s),
     }
@@ -167,32 +185,34 @@ def _fit_section(fitted: FittedRows, name: str, rows_bytes: bytes) -> dict[str, 
     }
     saturation = {tp: fit.saturation for tp, fit in fitted.by_tp.items() if fit.saturation is not None}
     if saturation:
-        section["saturation_tokens"] = {
-            tp: _Flow({**_interval(found.tokens, 4), "method": found.method}) for tp, found in saturation.items()
-        }
+        section["saturation_tokens"] = {tp: _saturation(found) for tp, found in saturation.items()}
     section["constants"] = {
         tp: {name: _Flow(_interval(fit_, 6)) for name, fit_ in fit.constants.items()}
         for tp, fit in fitted.by_tp.items()
     }
     section["errors"] = [_error(error) for fit in fitted.by_tp.values() for error in fit.errors]
     if fitted.speed_up:
-        section["speed_up"] = [
-            _Flow(
-                {
-                    "tp": k.tp,
-                    "base_tp": k.base_tp,
-                    "phase": k.phase,
-                    "tokens": k.tokens,
-                    **_interval(k.k, 4),
-                    **({} if k.comm_share is None else {"comm_share": _number(k.comm_share, 3)}),
-                }
-            )
-            for k in fitted.speed_up
-        ]
+        section["speed_up"] = [_speed_up(k) for k in fitted.speed_up]
     appendix = [_appendix_a(fit) for fit in fitted.by_tp.values() if fit.appendix_a is not None]
     if appendix:
         section["appendix_a"] = appendix
     return section
+
+
+def _saturation(found: Saturation) -> dict[str, object]:
+    """Return Lm with its ends, those left out that the rows do not reach."""
+    ends = {key: value for key, value in _interval(found.tokens, 4).items() if value not in (0, math.inf)}
+    return _Flow({**ends, "method": found.method})
+
+
+def _speed_up(k: SpeedUp) -> dict[str, object]:
+    shown: dict[str, object] = {"tp": k.tp, "base_tp": k.base_tp, "phase": k.phase, "tokens": k.tokens}
+    if k.context_tokens is not None:
+        shown["context_tokens"] = _number(k.context_tokens)
+    shown |= _interval(k.k, 4)
+    if k.comm_share is not None:
+        shown["comm_share"] = _number(k.comm_share, 3)
+    return _Flow(shown)
 
 
 def _error(error: FitError) -> dict[str, object]:
@@ -232,12 +252,6 @@ def _range(valid: ValidRange) -> dict[str, object]:
     }
 
 
-def _model(model: Model) -> object:
-    from dsim.catalog import model_entry, models
-
-    return model.name if model in models() else model_entry(model)
-
-
 def _evidence(subject: Subject) -> dict[str, object]:
     """Return the keys that say how good the numbers are, where there is something to say."""
     measured = subject.evidence is Evidence.MEASURED
@@ -245,19 +259,6 @@ def _evidence(subject: Subject) -> dict[str, object]:
         **({} if measured else {"evidence": subject.evidence.value}),
         **({"expected_error": subject.expected_error} if subject.expected_error else {}),
     }
-
-
-def _gpu(gpu: Gpu) -> object:
-    from dsim.catalog import gpus
-
-    if gpu in gpus():
-        return gpu.name
-    names = (
-        "name vendor architecture memory_bytes hbm_bytes_per_s bf16_flops_per_s fp8_flops_per_s fp4_flops_per_s "
-        "nvlink_bytes_per_s intra_node_link network_bytes_per_s pcie_bytes_per_s gpus_per_node scale_up_domain_gpus "
-        "tdp_w source"
-    )
-    return {key: value for key in names.split() if (value := getattr(gpu, key)) not in (None, "")}
 
 
 def _number(value: float, digits: int = 8) -> float:

@@ -16,8 +16,6 @@ PHASES = tuple(phase.value for phase in Phase)
 
 #: Prompts shorter than this are as fast as this one.
 _SHORTEST = 16
-#: Levels that cover the whole range, ever so thinly.
-_COARSE_LEVELS = 3
 #: Share of the device's peak rates that a first guess of a step's time takes.
 _FIRST_EFFICIENCY = 0.4
 
@@ -87,17 +85,6 @@ def make_grid(
     return grid
 
 
-def visits(levels: Sequence[Sequence[Point]], *, rounds: int) -> list[tuple[Point, int]]:
-    """Return points with the number of their repeat in the order in which they are timed.
-
-    The coarse levels come in all rounds before any finer one: where other programs disturb some times, times from
-    different minutes say more than more points.
-    """
-    coarse = [point for level in levels[:_COARSE_LEVELS] for point in level]
-    fine = [point for level in levels[_COARSE_LEVELS:] for point in level]
-    return [(point, repeat) for points in (coarse, fine) for repeat in range(rounds) for point in points]
-
-
 def knee_tokens(gpu: Gpu, dtype_bytes: int) -> int:
     """Return the tokens at which computing with a matrix takes as long as reading it: about where Lm lies.
 
@@ -136,13 +123,15 @@ def _decode_levels(limits: Limits) -> list[list[Point]]:
     def grid(requests: Sequence[int], lengths: Sequence[int]) -> list[Point]:
         return [Point(Phase.DECODE.value, 1, n, context_tokens=float(c)) for c in lengths for n in requests]
 
+    # From one row to two matrix products change kernels, most of all on CPUs.
+    coarse = sorted({*thinned(batches, 4), *batches[:2]})
     finer = sorted({round(n * 1.5) for n in batches if n >= 2})
     return [
         # Corners and the middle.
         grid(thinned(batches, 16), thinned(contexts, 8)),
-        grid(thinned(batches, 4), thinned(contexts, 4)),
+        grid(coarse, thinned(contexts, 4)),
         grid(batches, thinned(contexts, 8)),
-        grid(thinned(batches, 4), contexts),
+        grid(coarse, contexts),
         grid(batches, contexts),
         grid(finer, thinned(contexts, 4)),
     ]

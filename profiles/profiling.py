@@ -5,19 +5,27 @@ from __future__ import annotations
 import importlib.util
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dsim.catalog import find_gpu
 from dsim.errors import InputError
 from dsim.gpu import Gpu
-from dsim.model import Model
 from dsim.version import __version__
 from profiles.allreduce import TIMED_BYTES, AllReduceModel, AllReduces
+from profiles.entries import model_entry
 from profiles.grid import PHASES, CostModel, Limits, make_grid
 from profiles.rows import Point
-from profiles.session import NothingTimedError, Outcome, Progress, RowsFile, Session, check_output
+from profiles.session import (
+    NothingTimedError,
+    Outcome,
+    Progress,
+    RowsFile,
+    Session,
+    StepFailedError,
+    check_output,
+)
 from profiles.shapes import DTYPE_BYTES, Shape
 
 if TYPE_CHECKING:
@@ -32,6 +40,19 @@ _WEIGHTS_SHARE = 0.6
 _DEFAULTS = {
     "cuda": {"prefill_tokens": 16384, "prefill_requests": 32, "decode_requests": 256, "context_tokens": 16384},
     "cpu": {"prefill_tokens": 2048, "prefill_requests": 8, "decode_requests": 32, "context_tokens": 2048},
+}
+
+
+#: Rows of each point by default: other programs disturb a CPU for seconds at a time, and hardly a GPU.
+_ROUNDS = {"cuda": 3, "cpu": 5}
+#: How to get torch.
+INSTALL = "pip install '.[profile]' in the repository"
+#: GPUs without a datasheet of their own, by how they call themselves, and one whose bounds hold for them too.
+_LIKE = {
+    # The same memory; its power limit allows fewer FLOP/s.
+    "nvidia h200 nvl": "h200-sxm",
+    # The same chip and memory.
+    "nvidia a100-pcie-40gb": "a100-40g",
 }
 
 
@@ -53,6 +74,7 @@ class Question:
         gpu: its datasheet, for the grid, modelled all-reduces and the head of the file.
         dtype: `bf16`, `fp16` or `fp32`.
         all_reduce: instead of timing or assuming it.
+        rounds: rows of each point at most; None means the default of the device.
     """
 
     shape: Shape
@@ -63,7 +85,7 @@ class Question:
     phases: tuple[str, ...] = PHASES
     largest: Largest = Largest()
     all_reduce: AllReduceModel | None = None
-    rounds: int = 3
+    rounds: int | None = None
     threads: int | None = None
 
     def __post_init__(self) -> None:
@@ -90,6 +112,11 @@ class Question:
             context_tokens=context_tokens,
             kv_tokens={tp: self._kv_tokens(tp) for tp in self.tps},
         )
+
+    @property
+    def most_rounds(self) -> int:
+        """Rows of each point at most."""
+        return self.rounds or _ROUNDS[self._kind]
 
     def levels(self) -> list[list[Point]]:
         """Return the points to time, most telling first."""
@@ -133,9 +160,19 @@ def gpu_of(name: str | None, *, device: str) -> Gpu:
         raise InputError("--gpu", "is needed: without torch nobody can ask the device", hint="dsim gpus lists them")
     from profiles.profiler.device import open_device
 
-    own = open_device(device).facts()["device"]
+    return _gpu_called(open_device(device).facts()["device"])
+
+
+def _gpu_called(own: str) -> Gpu:
+    """Return the datasheet of the GPU that calls itself so."""
+    if " mig " in f" {own.lower()} ":
+        raise InputError(
+            "--gpu",
+            f"is needed: {own!r} is a slice of a GPU, which has no datasheet",
+            hint="name a GPU that is no slower in anything, such as the whole one",
+        )
     try:
-        return find_gpu(own)
+        return find_gpu(_LIKE.get(own.strip().lower(), own))
     except InputError:
         raise InputError("--gpu", f"is needed: the catalog has no {own!r}", hint="dsim gpus lists them") from None
 
@@ -157,11 +194,13 @@ def profile(
     resume: bool = False,
     overwrite: bool = False,
     started_s: float | None = None,
+    timed_all_reduces: dict[int, Mapping[int, float]] | None = None,
 ) -> Outcome:
     """Time the question's points into the rows file `out`.
 
     Args:
         budget_s: wall-clock seconds in all, from `started_s` (of `time.monotonic`; default: now) on.
+        timed_all_reduces: seconds by bytes by TP degree, timed before; those timed now are added.
 
     Raises:
         InputError: torch or the device is missing, or the file cannot be written or resumed.
@@ -171,14 +210,12 @@ def profile(
     started_s = time.monotonic() if started_s is None else started_s
     check_output(out, resume=resume, overwrite=overwrite)
     if not has_torch():
-        raise InputError("dsim profile run", "needs torch, which is not installed", hint="pip install 'dsim[profile]'")
-    from profiles.profiler import TorchTimer, open_device
-
-    device = open_device(question.device, threads=question.threads)
-    timer = TorchTimer(question.shape, device, dtype=question.dtype)
-    timer.probe(question.tps)
-    all_reduces = _all_reduces(question)
-    head = _head(question, timer, device, all_reduces, budget_s=budget_s)
+        raise InputError("dsim profile run", "needs torch, which is not installed", hint=INSTALL)
+    progress.update(elapsed_s=time.monotonic() - started_s, budget_s=budget_s, rows=0, text="preparing")
+    until_s = started_s + budget_s
+    timer, device = _prepared(question, until_s=until_s)
+    all_reduces, failures = _all_reduces(question, {} if timed_all_reduces is None else timed_all_reduces, until_s)
+    head = _head(question, timer, device, all_reduces, failures, budget_s=budget_s)
     if resume:
         file = RowsFile.resume(out, head)
     else:
@@ -186,18 +223,13 @@ def profile(
     session = Session(
         timer=timer,
         file=file,
-        cost=CostModel(
-            question.shape,
-            question.dtype_bytes,
-            flops_per_s=question.gpu.bf16_flops_per_s,
-            bytes_per_s=question.gpu.hbm_bytes_per_s,
-        ),
+        cost=_cost(question),
         all_reduces=all_reduces,
         budget_s=budget_s,
         started_s=started_s,
         clock=time.monotonic,
         progress=progress,
-        rounds=question.rounds,
+        rounds=question.most_rounds,
     )
     outcome = session.run(question.levels())
     if not outcome.timed:
@@ -207,47 +239,79 @@ def profile(
     return outcome
 
 
-def _all_reduces(question: Question) -> AllReduces:
+def _prepared(question: Question, *, until_s: float) -> tuple[TorchTimer, Device]:
+    """Return the timer, with weights and kernels that work, and the device.
+
+    Raises:
+        NothingTimedError: that alone takes longer than until `until_s`.
+    """
+    from profiles.profiler import TorchTimer, open_device
+
+    device = open_device(question.device, threads=question.threads)
+    timer = TorchTimer(question.shape, device, dtype=question.dtype)
+    needed_s, left_s = timer.setup_s(question.tps, _cost(question).step_s), until_s - time.monotonic()
+    if needed_s > left_s:
+        raise NothingTimedError(
+            f"making weights of {question.shape.model.name} and a first step take about {needed_s:.0f} s, "
+            f"{max(left_s, 0):.0f} s are left; give more time, or a smaller model"
+        )
+    timer.probe(question.tps)
+    return timer, device
+
+
+def _cost(question: Question) -> CostModel:
+    gpu = question.gpu
+    return CostModel(
+        question.shape, question.dtype_bytes, flops_per_s=gpu.bf16_flops_per_s, bytes_per_s=gpu.hbm_bytes_per_s
+    )
+
+
+def _all_reduces(
+    question: Question, timed_before: dict[int, Mapping[int, float]], until_s: float
+) -> tuple[AllReduces, dict[int, str]]:
+    """Return the all-reduces of all degrees, and why some are modelled although there are GPUs enough."""
     timed: dict[int, Mapping[int, float]] = {}
     models: dict[int, AllReduceModel] = {}
+    failures: dict[int, str] = {}
     for tp in question.tps:
         if tp == 1:
             continue
         if question.all_reduce is not None:
             models[tp] = question.all_reduce
             continue
-        from profiles.profiler.collective import available, time_all_reduces
-
-        if available(tp, question.device):
-            timed[tp] = time_all_reduces(tp, TIMED_BYTES)
-        else:
+        try:
+            seconds = timed_before.get(tp) or _timed_all_reduces(question, tp, until_s)
+        except StepFailedError as error:
+            failures[tp], seconds = str(error), None
+        if seconds is None:
             models[tp] = AllReduceModel.modelled(question.gpu, tp)
-    return AllReduces(question.shape, question.dtype_bytes, timed, models)
+        else:
+            timed[tp] = timed_before[tp] = seconds
+    return AllReduces(question.shape, question.dtype_bytes, timed, models), failures
+
+
+def _timed_all_reduces(question: Question, tp: int, until_s: float) -> Mapping[int, float] | None:
+    from profiles.profiler.collective import available, time_all_reduces
+
+    if not available(tp, question.device):
+        return None
+    # Starting processes takes seconds, but no run may wait for a network that does not answer.
+    timeout_s = min(60.0, max(until_s - time.monotonic(), 0.0) / 4)
+    return time_all_reduces(tp, TIMED_BYTES, timeout_s=timeout_s)
 
 
 def _head(
-    question: Question, timer: TorchTimer, device: Device, all_reduces: AllReduces, *, budget_s: float
+    question: Question,
+    timer: TorchTimer,
+    device: Device,
+    all_reduces: AllReduces,
+    failures: Mapping[int, str],
+    *,
+    budget_s: float,
 ) -> dict[str, object]:
-    settings: dict[str, object] = {
-        "dsim": __version__,
-        "budget_s": budget_s,
-        "tp": list(question.tps),
-        "phases": list(question.phases),
-        "largest_prefill_tokens": question.limits.prefill_tokens,
-        "largest_decode_requests": question.limits.decode_requests,
-        "largest_context_tokens": question.limits.context_tokens,
-        "memory_bytes": device.memory_bytes,
-        **timer.settings(),
-    }
-    for tp, model in all_reduces.models.items():
-        settings[f"all_reduce_tp{tp}"] = (
-            f"modelled: {model.latency_s:g} s + 2 (n - 1) / n x bytes / {model.bandwidth_bytes_per_s:g} bytes per s"
-        )
-    for tp, seconds in all_reduces.timed.items():
-        settings[f"all_reduce_tp{tp}"] = [f"{size} bytes {took_s:.3g} s" for size, took_s in seconds.items()]
     facts = device.facts()
     return {
-        "model": _model_entry(question.shape.model, dtype_bytes=question.dtype_bytes),
+        "model": model_entry(question.shape.model, dtype_bytes=question.dtype_bytes),
         "gpu": question.gpu.name,
         "engine": {"name": "kernels", "version": f"torch {facts['torch']}"},
         "source": f"dsim profile run, dsim {__version__}: random weights at the model's sizes, one rank at a time",
@@ -257,17 +321,21 @@ def _head(
         "all_reduce": all_reduces.kind,
         "host_overhead": "excluded",
         "kv_bytes_per_gpu": round(question.kv_bytes_per_gpu(min(device.memory_bytes, question.gpu.memory_bytes))),
-        "settings": settings,
+        "settings": {
+            "dsim": __version__,
+            "budget_s": budget_s,
+            "rounds": question.most_rounds,
+            "tp": list(question.tps),
+            "phases": list(question.phases),
+            "largest_prefill_tokens": question.limits.prefill_tokens,
+            "largest_decode_requests": question.limits.decode_requests,
+            "largest_context_tokens": question.limits.context_tokens,
+            "memory_bytes": device.memory_bytes,
+            **timer.settings(),
+            **all_reduces.settings(),
+            **{f"all_reduce_tp{tp}_not_timed": reason for tp, reason in failures.items()},
+        },
     }
-
-
-def _model_entry(model: Model, *, dtype_bytes: int) -> str | dict[str, object]:
-    """Return the catalog's name where that says everything, else the shape as profiles have it."""
-    from dsim.catalog import model_entry, models
-
-    if model in models() and model.dtype_bytes == dtype_bytes:
-        return model.name
-    return model_entry(replace(model, dtype_bytes=dtype_bytes))
 
 
 def parse_tps(text: str, *, where: str = "--tp") -> tuple[int, ...]:

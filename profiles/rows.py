@@ -8,7 +8,7 @@ import io
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NoReturn
 
@@ -16,8 +16,8 @@ from dsim.catalog import find_gpu, find_model, read_gpu, read_model
 from dsim.contract import decode_bound_s, prefill_bound_s
 from dsim.errors import InputError, nearest
 from dsim.gpu import Gpu
-from dsim.model import Model
-from dsim.yamlfile import Section, parse_yaml, read_bytes
+from dsim.model import Experts, Model
+from dsim.yamlfile import Field, Section, parse_yaml, read_bytes
 
 
 class Phase(enum.Enum):
@@ -56,6 +56,7 @@ NEEDED_COLUMNS = ("phase", "tp", "requests", "prompt_tokens", "context_tokens", 
 METADATA_KEYS = (
     "dsim_rows",
     "model",
+    "experts",
     "gpu",
     "engine",
     "source",
@@ -265,23 +266,11 @@ def _metadata(lines: Sequence[str], file: str) -> Metadata:
     version = top.need("dsim_rows")
     if version.integer() != 1:
         raise version.error("must be 1", "this is the version of the file's form, not of its contents")
-    model, gpu, engine = top.get("model"), top.get("gpu"), top.get("engine")
-    engine_name = engine_version = None
-    if engine is not None:
-        section = engine.section().only(("name", "version"))
-        engine_name, engine_version = section.text("name"), section.text("version")
+    engine_name, engine_version = _engine(top.get("engine"))
     kv = top.get("kv_bytes_per_gpu")
     return Metadata(
-        model=None
-        if model is None
-        else find_model(model.value, where=model.where)
-        if isinstance(model.value, str)
-        else read_model(model.section()),
-        gpu=None
-        if gpu is None
-        else find_gpu(gpu.value, where=gpu.where)
-        if isinstance(gpu.value, str)
-        else read_gpu(gpu.section()),
+        model=_model(top.get("model"), top.get("experts")),
+        gpu=_gpu(top.get("gpu")),
         engine=engine_name,
         engine_version=engine_version,
         all_reduce=_one_of(top, "all_reduce", ("measured", "modelled", "none")),
@@ -289,6 +278,45 @@ def _metadata(lines: Sequence[str], file: str) -> Metadata:
         kv_bytes_per_gpu=None if kv is None else kv.number(at_least=1e6),
         settings=_settings(top),
         **{key: _plain(top, key) for key in ("source", "licence", "dtype", "device", "driver", "torch", "date")},
+    )
+
+
+def _model(entry: Field | None, experts_entry: Field | None) -> Model | None:
+    """Return the model; experts may stand beside it instead of in it."""
+    experts = _experts(experts_entry)
+    if entry is None:
+        return None
+    model = find_model(entry.value, where=entry.where) if isinstance(entry.value, str) else read_model(entry.section())
+    if experts is None or experts_entry is None or model.experts == experts:
+        return model
+    if model.experts is not None:
+        raise experts_entry.error_of_key(f"contradicts model {model.name}, which has others", "leave experts out")
+    return replace(model, ffn_size=0, experts=experts)
+
+
+def _gpu(entry: Field | None) -> Gpu | None:
+    if entry is None:
+        return None
+    return find_gpu(entry.value, where=entry.where) if isinstance(entry.value, str) else read_gpu(entry.section())
+
+
+def _engine(entry: Field | None) -> tuple[str | None, str | None]:
+    if entry is None:
+        return None, None
+    section = entry.section().only(("name", "version"))
+    return section.text("name"), section.text("version")
+
+
+def _experts(entry: Field | None) -> Experts | None:
+    if entry is None:
+        return None
+    section = entry.section().only(("experts", "per_token", "ffn_size", "shared_ffn_size"))
+    experts = section.integer("experts", at_least=1)
+    return Experts(
+        experts=experts,
+        per_token=section.integer("per_token", at_least=1, at_most=experts),
+        ffn_size=section.integer("ffn_size", at_least=1),
+        shared_ffn_size=section.integer("shared_ffn_size", 0, at_least=0),
     )
 
 
@@ -362,64 +390,89 @@ def _check_columns(columns: Sequence[str], where: str) -> None:
             raise InputError(where, "stands twice in the header", name=f"column {name}")
 
 
-def _row(cells: Mapping[str, str], where: str, line: int) -> Row:
-    phases = [phase.value for phase in Phase]
-    phase = cells["phase"]
-    if phase not in phases:
-        raise InputError(where, "is not a known phase", name="phase", value=phase, hint=nearest(phase, phases))
-    status = cells.get("status", Status.OK.value)
-    statuses = [member.value for member in Status]
-    if status not in statuses:
-        raise InputError(where, "is not a known status", name="status", value=status, hint=nearest(status, statuses))
-    prefills, decodes = phase != Phase.DECODE.value, phase != Phase.PREFILL.value
-    is_mixed = phase == Phase.MIXED.value
+@dataclass(frozen=True, slots=True)
+class _Line:
+    """The cells of one line, and how errors name it."""
 
-    def whole(name: str, *, used: bool, at_least: int) -> int:
-        text = cells.get(name, "")
-        if not used:
-            if text and _number(text, where, name) != 0:
-                raise InputError(where, f"must be empty or 0 in {phase} rows", name=name, value=text)
-            return 0
+    cells: Mapping[str, str]
+    where: str
+
+    def choice(self, name: str, known: Sequence[str], default: str) -> str:
+        """Return one of the known words."""
+        word = self.cells.get(name, default)
+        if word not in known:
+            raise self.error(f"is not a known {name}", name=name, value=word, hint=nearest(word, known))
+        return word
+
+    def whole(self, name: str, *, at_least: int) -> int:
+        """Return a whole number; an empty cell is 0 where that may be."""
+        text = self.cells.get(name, "")
         if not text and at_least == 0:
             return 0
-        number = _number(text, where, name)
+        number = _number(text, self.where, name)
         if not number.is_integer() or number < at_least or number > 1e9:
-            raise InputError(where, f"must be a whole number >= {at_least}", name=name, value=text)
+            raise self.error(f"must be a whole number >= {at_least}", name=name, value=text)
         return int(number)
 
-    context = 0.0
-    if decodes:
-        context = _number(cells["context_tokens"], where, "context_tokens")
-        if not 1 <= context <= 1e9:
-            raise InputError(where, "must be >= 1", name="context_tokens", value=cells["context_tokens"])
-    else:
-        whole("context_tokens", used=False, at_least=0)
-    point = Point(
+    def context(self) -> float:
+        """Return the context of each decoding request."""
+        number = _number(self.cells["context_tokens"], self.where, "context_tokens")
+        if not 1 <= number <= 1e9:
+            raise self.error("must be >= 1", name="context_tokens", value=self.cells["context_tokens"])
+        return number
+
+    def refuse(self, names: Iterable[str], phase: str) -> None:
+        """Refuse cells that a phase does not use, unless they are empty or 0."""
+        for name in names:
+            text = self.cells.get(name, "")
+            if text and _number(text, self.where, name) != 0:
+                raise self.error(f"must be empty or 0 in {phase} rows", name=name, value=text)
+
+    def error(self, rule: str, *, name: str, value: str, hint: str | None = None) -> InputError:
+        """Return the error of a cell."""
+        return InputError(self.where, rule, name=name, value=value, hint=hint)
+
+
+def _row(cells: Mapping[str, str], where: str, line: int) -> Row:
+    read = _Line(cells, where)
+    phase = read.choice("phase", [phase.value for phase in Phase], "")
+    status = Status(read.choice("status", [member.value for member in Status], Status.OK.value))
+    point, repeat = _point(read, phase), read.whole("repeat", at_least=0)
+    if status is not Status.OK:
+        return Row(point, math.nan, repeat, status=status, line=line)
+    step_s, comm_s, spread_s = _times(read)
+    return Row(point, step_s, repeat, comm_s, spread_s, status, line)
+
+
+def _point(read: _Line, phase: str) -> Point:
+    prefills, decodes = phase != Phase.DECODE.value, phase != Phase.PREFILL.value
+    is_mixed = phase == Phase.MIXED.value
+    unused = [] if prefills else ["prompt_tokens", "cached_tokens"]
+    read.refuse([*unused, *([] if decodes else ["context_tokens"]), *([] if is_mixed else ["decode_requests"])], phase)
+    return Point(
         phase=phase,
-        tp=whole("tp", used=True, at_least=1),
-        requests=whole("requests", used=True, at_least=1),
-        prompt_tokens=whole("prompt_tokens", used=prefills, at_least=1),
-        cached_tokens=whole("cached_tokens", used=prefills, at_least=0),
-        context_tokens=context,
-        decode_requests=whole("decode_requests", used=is_mixed, at_least=1),
+        context_tokens=read.context() if decodes else 0.0,
+        tp=read.whole("tp", at_least=1),
+        requests=read.whole("requests", at_least=1),
+        prompt_tokens=read.whole("prompt_tokens", at_least=1) if prefills else 0,
+        cached_tokens=read.whole("cached_tokens", at_least=0) if prefills else 0,
+        decode_requests=read.whole("decode_requests", at_least=1) if is_mixed else 0,
     )
-    repeat = whole("repeat", used=True, at_least=0)
-    if status != Status.OK.value:
-        return Row(point, math.nan, repeat, status=Status(status), line=line)
-    step_s = _seconds(cells["step_s"], where, "step_s")
+
+
+def _times(read: _Line) -> tuple[float, float | None, float | None]:
+    """Return step_s, comm_s and spread_s of a row with status ok."""
+    cells = read.cells
+    step_s = _seconds(cells["step_s"], read.where, "step_s")
     if step_s <= 0:
-        raise InputError(where, "must be > 0", name="step_s", value=cells["step_s"], hint="a time, in seconds")
-    extra: dict[str, float | None] = {}
-    for name in ("comm_s", "spread_s"):
-        text = cells.get(name, "")
-        extra[name] = None if not text else _seconds(text, where, name)
-        if (extra[name] or 0.0) < 0:
-            raise InputError(where, "must be >= 0", name=name, value=text)
-    if extra["comm_s"] is not None and extra["comm_s"] >= step_s:
-        raise InputError(
-            where, f"must be below step_s={step_s:g}, which includes it", name="comm_s", value=cells["comm_s"]
-        )
-    return Row(point, step_s, repeat, extra["comm_s"], extra["spread_s"], Status.OK, line)
+        raise read.error("must be > 0", name="step_s", value=cells["step_s"], hint="a time, in seconds")
+    comm_s, spread_s = (
+        _seconds(cells[name], read.where, name) if cells.get(name) else None for name in ("comm_s", "spread_s")
+    )
+    if comm_s is not None and comm_s >= step_s:
+        rule = f"must be below step_s={step_s:g}, which includes it"
+        raise read.error(rule, name="comm_s", value=cells["comm_s"])
+    return step_s, comm_s, spread_s
 
 
 def _number(text: str, where: str, name: str) -> float:

@@ -11,7 +11,8 @@ from dsim.errors import InputError, nearest
 from dsim.hugging_face import is_config, open_config
 from dsim.model import Experts, Model
 
-#: Families whose blocks are built here as their papers and reference code have them.
+#: Families whose matrices are built here. Activations are SiLU (GELU in OPT), and only OPT has biases: what differs
+#: in other families (gemma's GELU, qwen2's biases of queries, keys and values) takes no time that shows.
 FAMILIES = ("gemma", "llama", "mistral", "mixtral", "olmoe", "opt", "phi3", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe")
 #: Families that normalise each head's queries and keys.
 _QK_NORM = ("olmoe", "qwen3", "qwen3_moe")

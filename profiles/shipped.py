@@ -6,8 +6,13 @@ from pathlib import Path
 
 from dsim.catalog import find_gpu, find_model, gpus, models
 from dsim.errors import InputError, nearest
+from dsim.gpu import Gpu
+from dsim.model import Model
 from dsim.profile import Profile
 from dsim.profile_file import load_profile
+
+#: What is meant where nothing is said.
+DEFAULT_GPU = "a100-80g"
 
 _DATA = Path(__file__).parent / "data"
 
@@ -26,13 +31,26 @@ def find_profile(model: str, gpu: str, *, engine: str) -> Profile:
     Raises:
         InputError: no such model, GPU or profile.
     """
+    return load_profile(profile_file(model=model, gpu=gpu, engine=engine))
+
+
+def shipped_engines(model: Model, gpu: Gpu) -> dict[str, Path]:
+    """Return the files of the shipped profiles of a model on a GPU, by engine."""
+    stem = f"{model.name}-{gpu.name}-"
+    return {name.removeprefix(stem): path for name, path in shipped_profiles() if name.startswith(stem)}
+
+
+def profile_file(*, model: str, gpu: str, engine: str) -> Path:
+    """Return the file of the shipped profile of these names.
+
+    Raises:
+        InputError: as `find_profile`.
+    """
     known_model, known_gpu = find_model(model), find_gpu(gpu)
-    stem = f"{known_model.name}-{known_gpu.name}-"
-    profiles = dict(shipped_profiles())
-    path = profiles.get(stem + engine.strip().lower())
+    engines = shipped_engines(known_model, known_gpu)
+    path = engines.get(engine.strip().lower())
     if path is not None:
-        return load_profile(path)
-    engines = [name.removeprefix(stem) for name in profiles if name.startswith(stem)]
+        return path
     if engines:
         raise InputError(
             "--engine",
@@ -40,7 +58,7 @@ def find_profile(model: str, gpu: str, *, engine: str) -> Profile:
             value=engine,
             hint=f"{nearest(engine, engines)} or give --profile FILE",
         )
-    pairs = {_split(name) for name in profiles}
+    pairs = {_split(name) for name, _ in shipped_profiles()}
     others = sorted(gpu for model_name, gpu in pairs if model_name == known_model.name)
     if others:
         raise InputError(
@@ -51,9 +69,6 @@ def find_profile(model: str, gpu: str, *, engine: str) -> Profile:
         )
     known = ", ".join(sorted({model_name for model_name, _ in pairs}))
     hint = f"there are profiles for {known}; or give --profile FILE (docs/profiles.md)"
-    if known_model.name == "opt-175b":
-        hint = f"a later release models it; {hint}"
-        raise InputError("--model", "has no published latency coefficients", value=known_model.name, hint=hint)
     raise InputError("--model", "has no latency profile", value=known_model.name, hint=hint)
 
 

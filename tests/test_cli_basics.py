@@ -15,7 +15,7 @@ import dsim.cli.app
 from dsim.version import __version__
 from tests.cli import Cli
 
-HEAVY = ["numpy", "pandas", "scipy", "simpy", "matplotlib", "torch", "rich", "yaml", "dask"]
+HEAVY = ["numpy", "pandas", "scipy", "simpy", "matplotlib", "plotly", "torch", "rich", "yaml", "dask"]
 
 
 def fresh(code: str) -> subprocess.CompletedProcess[str]:
@@ -33,7 +33,7 @@ def test_help_imports_nothing_heavy() -> None:
     assert "simulate" in run.stdout
 
 
-@pytest.mark.parametrize("command", ["search", "simulate", "models", "gpus", "profiles"])
+@pytest.mark.parametrize("command", ["search", "simulate", "sweep", "models", "gpus", "profiles"])
 def test_help_of_a_command_imports_nothing_heavy(command: str) -> None:
     run = fresh(
         f"import sys\nfrom dsim.cli import main\nmain(['{command}', '-h'])\n"

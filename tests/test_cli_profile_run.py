@@ -69,7 +69,9 @@ def test_dry_run_imports_no_torch() -> None:
 
 @pytest.mark.usefixtures("_without_torch")
 def test_without_torch_one_line_names_the_extra(cli: Cli) -> None:
-    assert cli.refused(*TINY) == "dsim profile run: needs torch, which is not installed; pip install 'dsim[profile]'"
+    assert cli.refused(*TINY) == (
+        "dsim profile run: needs torch, which is not installed; pip install '.[profile]' in the repository"
+    )
     assert cli.refused("profile", "run", "-m", "13b").startswith("--gpu: is needed: without torch nobody can ask")
     assert not list(Path().iterdir())
     assert cli("profile", "run", "-m", "13b", "--gpu", "h200", "--dry-run").code == 0

@@ -12,6 +12,7 @@ import pytest
 
 from dsim.cli.search import AffinityChoice, ModeChoice
 from placement.search import Affinity, Mode
+from profiles.shipped import find_profile
 from tests.cli import Cli
 
 SCHEMA = json.loads((Path(__file__).parents[1] / "docs/schema/search.schema.json").read_text())
@@ -110,6 +111,45 @@ def test_infeasible_placements_say_why(cli: Cli) -> None:
     reasons = {trial["placement"]: trial["reasons"] for trial in result["trials"] if trial["state"] == "INFEASIBLE"}
     assert any("weights of 131.4 GB leave no room" in reason for reason in reasons["1xC:tp1pp1"])
     assert any("no coefficients for tp=1" in reason for reason in reasons["1xC:tp1pp1"])
+
+
+@pytest.mark.parametrize("gpu", ["a100-80g", "h100-sxm"])
+def test_a_profile_of_measured_steps_is_searched_within_what_was_measured(cli: Cli, gpu: str) -> None:
+    question = (
+        "search",
+        "--model",
+        "llama-2-70b",
+        "--gpu",
+        gpu,
+        "--gpus",
+        "4",
+        "--slo",
+        "ttft=1,tpot=0.2",
+        "-n",
+        "100",
+        "--policy",
+        "chunked",
+        "-j",
+        "1",
+    )
+    found = answer(cli, *question, "--top", "1")
+    profile = find_profile("llama-2-70b", gpu, engine="vllm-2023")  # the only engine there is
+    assert found["profiles"]["decode"]["name"] == profile.name
+    assert found["best"]["disaggregated"]
+    assert found["best"]["colocated"]
+    assert not any(trial["state"] == "FAILED" for trial in found["trials"])
+    assert any("KV cache of" in warning and "--extrapolate" in warning for warning in found["warnings"])
+    assert found["extrapolated"] is False
+    beyond = answer(cli, *question, "--top", "1", "--mode", "colocated", "--extrapolate")
+    assert beyond["extrapolated"] is True
+    assert not any("KV cache of" in warning for warning in beyond["warnings"])
+
+
+def test_runs_too_short_to_miss_the_limits_say_so(cli: Cli) -> None:
+    question = ("search", "--model", "13b", "--gpus", "1", "--mode", "colocated", "--slo", "ttft=100s,tpot=10s")
+    run = cli(*question, "-n", "10", "-j", "1", "--policy", "orca")
+    assert run.code == 3
+    assert "runs of 10 requests meet the limits at any rate: ask for longer ones" in run.err
 
 
 def test_no_placement_can_run(cli: Cli) -> None:

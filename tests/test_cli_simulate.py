@@ -206,6 +206,26 @@ def test_the_step_log_has_every_prefill_once(cli: Cli, trace: Path, tmp_path: Pa
     assert "step-log" not in (folder / "config.yaml").read_text()
 
 
+def test_the_step_log_has_all_kv_and_all_requests(cli: Cli, tmp_path: Path) -> None:
+    folder = tmp_path / "out"
+    arguments = [*DISAGGREGATED, "--rate", "4", "-n", "50", "--warmup", "10", "-o", str(folder), "--step-log"]
+    assert cli(*arguments).code == 0
+    with (folder / "all_requests.csv").open() as file:
+        requests = list(csv.DictReader(file))
+    assert len(requests) >= 60
+    assert [i for i, row in enumerate(requests) if row["counted"] == "True"] == list(range(10, 60))
+    with (folder / "requests.csv").open() as file:
+        counted = list(csv.DictReader(file))
+    for row, of_all in zip(counted, requests[10:60], strict=True):
+        assert {name: row[name] for name in row if name in of_all} == {n: of_all[n] for n in row if n in of_all}
+    result = json.loads((folder / "summary.json").read_text())
+    with (folder / "kv.csv").open() as file:
+        changes = list(csv.DictReader(file))
+    for role, letter in (("prefill", "P"), ("decode", "D")):
+        most = max(int(change["blocks"]) for change in changes if change["role"] == letter)
+        assert result["kv_peak"][role] == pytest.approx(most / result["kv_blocks"][role], abs=1e-12)
+
+
 def test_files_are_replaced_only_on_request(cli: Cli, tmp_path: Path) -> None:
     arguments = [*DISAGGREGATED, *SHORT, "-o", str(tmp_path), "-q"]
     (tmp_path / "requests.csv").write_text("mine")

@@ -11,10 +11,11 @@ import pytest
 from dsim.catalog import find_gpu, find_model, models
 from dsim.contract import find_violations
 from dsim.errors import InputError
+from dsim.options import Evidence
 from dsim.pools import Parallelism, Role
-from dsim.profile import Evidence
 from dsim.profile_file import load_profile
-from profiles.estimate import ENGINES, best_profile, estimated_profile, expected_error
+from profiles.choice import best_profile
+from profiles.estimate import ENGINES, estimated_profile, expected_error
 from profiles.shipped import find_profile, shipped_profiles
 from tests.cli import Cli
 from tests.test_hugging_face import QWEN3

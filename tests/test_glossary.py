@@ -19,6 +19,11 @@ import yaml
 import dsim
 import placement
 from dsim.recorder import COUNT_COLUMNS, TIME_COLUMNS
+from experiments.compare import Comparison
+from experiments.measures import columns
+from experiments.settings import Measure
+from experiments.store import Row
+from experiments.sweepfile import COUNTS
 from profiles.shipped import shipped_profiles
 from tests.cli import Cli
 from tests.test_profile_file import FULL
@@ -52,6 +57,7 @@ PUBLIC = {
     "placement.goodput",
     "placement.result",
     "placement.search",
+    "placement.single",
     "placement.space",
     "placement.statistics",
 }
@@ -97,6 +103,8 @@ SUFFIXES = {
     "s/token": "_s",
     "s/token²": "_s",
     "tokens": "token",
+    "tokens/s": "_per_s",
+    "tokens/s/GPU": "_per_gpu_per_s",
 }
 
 #: Units without a dimension, or counts of things that the name itself names.
@@ -207,6 +215,23 @@ def of_files() -> Iterator[Entry]:
             yield name, "profile.yaml"
     for name in RARE_KEYS:
         yield name, "profile.yaml"
+    yield from of_sweeps()
+
+
+def of_sweeps() -> Iterator[Entry]:
+    """Keys of a row, columns of the comparison, and what measures give that no other command prints."""
+    for error in (None, "no"):
+        for name in json.loads(Row("", {}, 0, 0, {}, error, {}).to_line()):
+            yield name, "rows.jsonl"
+    for name in COUNTS:
+        yield name, "summary.csv"
+    for name in Comparison({}, "", 0.0, None, None, None).to_dict():
+        yield name, "compare.csv"
+    printed = {name for name, places, _ in rows() if {"simulate.json", "search.json"} & set(places)}
+    for measure in Measure:
+        for column in columns(measure):
+            for name in set(column.split(".")) - printed:
+                yield name, "sweep"
 
 
 def tables(heading: str) -> Iterator[list[str]]:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsim.latency import AffineDecode, AffineLatency, AffinePrefill, HostOverhead, LatencyModel
+from dsim.latency import AffineDecode, AffineLatency, AffinePrefill, HostOverhead, LatencyModel, ValidRange
 from dsim.options import Options, Routing
 from dsim.pools import Placement, Policy
 from dsim.profile import Profile
@@ -139,10 +139,20 @@ def test_permuting_requests_of_one_instant_permutes_their_times(placement: str, 
 # Memory
 
 
+def unlimited(model: LatencyModel) -> LatencyModel:
+    """Return the model without an end to what it was measured with."""
+    if isinstance(model, Listed):
+        return Listed(unlimited(model.model))
+    assert isinstance(model, AffineLatency)
+    return dataclasses.replace(model, valid_range=ValidRange())
+
+
 @given(systems(dyadic=True), st.sampled_from([2, 16]))
 def test_memory_that_is_never_short_can_be_larger(system: System, factor: int) -> None:
+    models = {tp: unlimited(model) for tp, model in system.profile.latency.items()}
     ample = dataclasses.replace(
         system.profile,
+        latency=models,
         kv_capacity_tokens=dict.fromkeys(system.profile.kv_capacity_tokens, 1 << 16),
         handover=dataclasses.replace(system.profile.handover, watermark=1.0),
     )

@@ -21,12 +21,13 @@ from profiles.grid import (
     make_grid,
     powers,
     thinned,
-    visits,
 )
 from profiles.profiling import Question, parse_tps
 from profiles.rows import Point
 from profiles.scripts import h200
 from profiles.shapes import shape_of
+
+TINY_LOGITS_BYTES = shape_of("tiny").model.vocabulary * 4
 
 
 def question(model: str = "llama-3.1-8b", tps: tuple[int, ...] = (1,), gpu: str = "h200") -> Question:
@@ -73,6 +74,14 @@ def test_the_first_level_already_spans_the_whole_range() -> None:
     assert len(first) < 60
 
 
+def test_coarse_decodes_have_one_request_and_two() -> None:
+    for gpu, device in (("h200", "cuda"), ("cpu", "cpu")):
+        asked = Question(shape_of("tiny"), find_gpu(gpu), device, (1,), "fp32")
+        coarse = [p for level in asked.levels()[:2] for p in level if p.phase == "decode"]
+        for context in (64.0, 256.0, 1024.0):
+            assert {1, 2, 4, 16} <= {p.requests for p in coarse if p.context_tokens == context}
+
+
 def test_a_step_may_not_need_more_kv_than_there_is() -> None:
     asked = question()
     # (0.9 * 151e9 bytes - 16e9 of weights) / 131,072 bytes a token.
@@ -104,15 +113,6 @@ def test_phases_can_be_chosen() -> None:
 def test_a_short_context_ends_the_grid() -> None:
     assert max(p.prompt_tokens + p.cached_tokens for p in points(question("opt-13b"))) == 2048
     assert max(p.context_tokens for p in points(question("opt-13b"))) == 2048
-
-
-def test_coarse_levels_come_in_all_rounds_before_finer_ones() -> None:
-    levels = question().levels()
-    order = visits(levels, rounds=3)
-    assert len(order) == len(set(order)) == 3 * sum(map(len, levels))
-    coarse = sum(map(len, levels[:3]))
-    assert {point for point, _ in order[: 3 * coarse]} == {p for level in levels[:3] for p in level}
-    assert [repeat for _, repeat in order[:coarse]] == [0] * coarse
 
 
 @given(st.integers(1, 1000), st.integers(1, 100_000))
@@ -172,13 +172,19 @@ def test_mixed_steps_compute_both_parts() -> None:
     assert computed_tokens(Point("decode", 1, 8, context_tokens=1024.0)) == 8
 
 
-def test_modelled_all_reduces_are_two_a_layer_and_one_more() -> None:
+def test_modelled_collectives_are_two_a_layer_one_more_and_the_gather_of_logits() -> None:
     shape = shape_of("llama-3.1-8b")
     model = AllReduceModel(latency_s=1e-5, bandwidth_bytes_per_s=300e9)
     reduces = AllReduces(shape, 2, models={4: model})
     point = Point("prefill", 4, 1, 1000)
     each_s = 1e-5 + 2 * 3 / 4 * 1000 * 4096 * 2 / 300e9
-    assert reduces.step_s(point) == pytest.approx(65 * each_s)
+    # The all-gather of one prompt's logits moves half of what an all-reduce of them would.
+    gather_s = 1e-5 + 3 / 4 * 128256 * 2 / 300e9
+    assert reduces.step_s(point) == pytest.approx(65 * each_s + gather_s, rel=1e-12)
+    many = Point("mixed", 4, 2, 100, 0, 64.0, 254)
+    each_s = 1e-5 + 2 * 3 / 4 * 454 * 4096 * 2 / 300e9
+    gather_s = 1e-5 + 3 / 4 * 256 * 128256 * 2 / 300e9
+    assert reduces.step_s(many) == pytest.approx(65 * each_s + gather_s, rel=1e-12)
     assert reduces.step_s(Point("prefill", 1, 1, 1000)) == 0
     assert (reduces.kind, AllReduces(shape, 2).kind, AllReduces(shape, 2, {2: {1: 1.0}}).kind) == (
         "modelled",
@@ -195,10 +201,15 @@ def test_within_a_node_links_count_beyond_it_the_network() -> None:
 
 def test_timed_all_reduces_are_interpolated() -> None:
     timed = {1024: 1e-5, 4096: 1.3e-5, 16384: 4e-5}
+    model = AllReduceModel(latency_s=1e-5, bandwidth_bytes_per_s=300e9)
     assert interpolated(timed, 16) == 1e-5
     assert interpolated(timed, 4096) == pytest.approx(1.3e-5)
     assert interpolated(timed, 10240) == pytest.approx(2.65e-5)
     assert interpolated(timed, 2 * 16384) == pytest.approx(4e-5 + 16384 * 2.7e-5 / 12288)
     assert AllReduces(shape_of("tiny"), 4, {2: {1024: 1e-5}}).step_s(
         Point("decode", 2, 1, context_tokens=16.0)
-    ) == pytest.approx(25e-5)
+    ) == pytest.approx(25 * 1e-5 + interpolated({1024: 1e-5}, TINY_LOGITS_BYTES / 2))
+    assert AllReduces(shape_of("tiny"), 4, {2: timed}, {4: model}).settings() == {
+        "all_reduce_tp2": ["measured", "1024 bytes 1e-05 s", "4096 bytes 1.3e-05 s", "16384 bytes 4e-05 s"],
+        "all_reduce_tp4": "modelled: 1e-05 s + 2 (n - 1) / n x bytes / 3e+11 bytes per s",
+    }

@@ -85,6 +85,11 @@ MALFORMED = [
     (EXAMPLE.replace("0.0113,,", "0.0113,0.02,"), "rows.csv:16: comm_s='0.02' must be below step_s=0.0113"),
     (EXAMPLE.replace("0.0001,ok", "0.0001,o"), "rows.csv:14: status='o' is not a known status"),
     (EXAMPLE.replace("dtype", "dtyp"), "rows.csv:7: 'dtyp' is not a known key; did you mean 'dtype'?"),
+    (
+        EXAMPLE.replace("# dtype", "# experts: {experts: 8, per_token: 9, ffn_size: 64}\n# dtype"),
+        "rows.csv:7: experts.per_token=9 must be <= 8",
+    ),
+    (EXAMPLE.replace("# dtype", "# experts: {experts: 8}\n# dtype"), "rows.csv:7: experts.per_token is missing"),
     (EXAMPLE.replace("h200", "h201"), "rows.csv:3: 'h201' is not a known GPU"),
     (EXAMPLE.replace("all_reduce: none", "all_reduce: maybe"), "rows.csv:10: all_reduce='maybe' is not known"),
 ]

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import io
+import itertools
+import os
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,7 +17,7 @@ from dsim.errors import InputError
 from profiles.allreduce import AllReduceModel, AllReduces
 from profiles.grid import CostModel, make_grid
 from profiles.profiling import Question
-from profiles.rows import Point, Status, read_rows
+from profiles.rows import COLUMNS, Point, Status, read_rows
 from profiles.session import (
     Bar,
     Outcome,
@@ -39,6 +42,13 @@ HEAD: dict[str, object] = {
     "torch": "2.13.0",
     "settings": {"threads": 1},
 }
+SETTINGS = {
+    "threads": 1,
+    "tp": [2],
+    "cuda_graphs": "yes",
+    "grouped_queries": "native",
+    "all_reduce_tp2": "modelled: 1 s",
+}
 
 
 @dataclass
@@ -47,8 +57,10 @@ class FakeMachine:
 
     now_s: float = 1000.0
     slowness: float = 1.0
+    expected: float = 1.0
     fails: Callable[[Point], Exception | None] = lambda _: None
     visited: list[Point] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
 
     def clock(self) -> float:
         return self.now_s
@@ -62,12 +74,13 @@ class FakeMachine:
         if error is not None:
             raise error
         step_s = self.step_s(point)
+        self.seconds.append(seconds)
         self.now_s += max(10 * step_s, seconds)
         return Timing(step_s, step_s / 100, 5)
 
     def visit_s(self, point: Point, step_s: float) -> float:
         del point
-        return 10 * step_s
+        return self.expected * 10 * step_s
 
 
 def levels(tps: tuple[int, ...] = (1,)) -> list[list[Point]]:
@@ -87,6 +100,12 @@ def session(machine: FakeMachine, file: RowsFile, *, budget_s: float = 1e6, roun
         progress=Silence(),
         rounds=rounds,
     )
+
+
+@pytest.fixture(autouse=True)
+def _no_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Thousands of rows need not survive a power cut."""
+    monkeypatch.setattr(os, "fsync", lambda _: None)
 
 
 @pytest.fixture
@@ -119,6 +138,56 @@ def test_the_budget_is_kept_and_used(path: Path, budget_s: float, slowness: floa
     assert outcome.timed + outcome.left_out == points
     # Points too slow for a tenth of what is left are left out; else the time is used.
     assert outcome.elapsed_s >= 0.5 * budget_s or outcome.left_out or outcome.rows == 3 * points
+
+
+@pytest.mark.parametrize("expected", [0.2, 1.0, 3.0])
+@pytest.mark.parametrize("budget_s", [30.0, 60.0, 120.0])
+@pytest.mark.parametrize("slowness", [0.2, 1.0])
+def test_every_point_has_several_rounds_from_different_times(
+    path: Path, budget_s: float, slowness: float, expected: float
+) -> None:
+    """However wrong the first guesses are, the budget goes to points that get all of their rounds."""
+    machine = FakeMachine(slowness=slowness, expected=expected)
+    outcome = session(machine, RowsFile.create(path, HEAD), budget_s=budget_s, rounds=5).run(levels())
+    rows = read_rows(path).rows
+    repeats = Counter(row.point for row in rows)
+    coarse = {point for level in levels()[:2] for point in level}
+    assert outcome.elapsed_s <= 1.1 * budget_s
+    once_s = sum(10 * machine.step_s(point) for point in coarse)
+    wanted = 5 if 6 * once_s < budget_s else max(1, int(budget_s / once_s) - 2)
+    assert sum(repeats[point] >= wanted for point in coarse & repeats.keys()) >= 0.9 * len(coarse & repeats.keys())
+    # Of points that joined, none has only a part of the rounds that others have, but for the last round.
+    assert min(repeats.values()) >= max(repeats.values()) - 1 or 6 * once_s > budget_s
+    # Between two times of a point all the others are timed: a disturbance hits one round of many points.
+    first = rows[0].point
+    places = [i for i, row in enumerate(rows) if row.point == first]
+    assert all(b - a >= 10 for a, b in itertools.pairwise(places))
+
+
+def test_time_that_visits_did_not_need_gives_more_rounds(path: Path) -> None:
+    machine = FakeMachine(slowness=5.0)
+    coarse = [point for level in levels()[:2] for point in level]
+    once_s = sum(10 * machine.step_s(point) for point in coarse)
+
+    def faster_later(point: Point) -> Exception | None:
+        del point
+        if len(machine.visited) > len(coarse):
+            machine.slowness = 0.1
+        return None
+
+    machine.fails = faster_later
+    outcome = session(machine, RowsFile.create(path, HEAD), budget_s=2.5 * once_s, rounds=4).run(levels()[:2])
+    repeats = Counter(row.point for row in read_rows(path).rows)
+    assert set(repeats.values()) == {4}
+    assert outcome.elapsed_s <= 2.5 * once_s
+
+
+def test_first_visits_are_short_and_spare_time_makes_later_ones_longer(path: Path) -> None:
+    machine = FakeMachine(slowness=0.01)
+    session(machine, RowsFile.create(path, HEAD), budget_s=600.0, rounds=2).run(levels())
+    points = sum(len(level) for level in levels())
+    assert machine.seconds[:points] == [0.0] * points
+    assert set(machine.seconds[points:]) == {0.5}
 
 
 def test_a_budget_of_a_minute_covers_the_range_first(path: Path) -> None:
@@ -174,13 +243,60 @@ def test_an_interrupted_run_leaves_a_file_to_resume(path: Path) -> None:
     assert len(read_rows(path).rows) == sum(len(level) for level in levels())
 
 
-def test_a_head_without_rows_is_begun_anew(path: Path) -> None:
+@pytest.mark.parametrize("kept", [0.0, 0.02, 0.5, 0.98, 1.0])
+def test_a_head_without_rows_is_begun_anew(path: Path, kept: float) -> None:
     RowsFile.create(path, HEAD)
     head = path.read_bytes()
-    path.write_bytes(head[: len(head) // 2])
+    path.write_bytes(head[: int(len(head) * kept)])
     file = RowsFile.resume(path, HEAD)
     assert file.rows == []
     assert path.read_bytes() == head
+
+
+SIX_COLUMNS = "phase,tp,requests,prompt_tokens,context_tokens,step_s\nprefill,1,1,16,0,0.1\ndecode,1,1,0,64,0.01\n"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        SIX_COLUMNS,
+        "# measured on Monday\n" + SIX_COLUMNS,
+        "# dsim_rows: 1\n# model: dsim-tiny-14m\n" + SIX_COLUMNS,
+        "Buy milk.\nCall home.\n",
+        "Buy milk",
+        "# dsim_rowing: notes\n",
+        "\n",
+        ",".join(COLUMNS) + "\ndecode,1,1,0,0,64,0,0,0.01,,,ok\n",
+    ],
+    ids=["six columns", "remark", "with head", "notes", "one line", "a remark", "empty line", "no head"],
+)
+def test_what_is_not_ours_is_not_resumed(path: Path, text: str) -> None:
+    path.write_text(text)
+    with pytest.raises(InputError, match="is no file of this version of dsim profile run, so nothing is added to it"):
+        RowsFile.resume(path, HEAD)
+    assert path.read_text() == text
+
+
+def test_records_of_steps_that_ran_out_of_memory_are_kept(path: Path) -> None:
+    machine = FakeMachine(fails=lambda _: OutOfMemoryError("full"))
+    session(machine, RowsFile.create(path, HEAD)).run(levels())
+    before = path.read_text()
+    assert "oom" in before
+    assert ",ok" not in before
+    file = RowsFile.resume(path, HEAD)
+    assert {row.status for row in file.rows} == {Status.OOM, Status.SKIPPED}
+    assert path.read_text().startswith(before)
+    again = FakeMachine()
+    session(again, file).run(levels())
+    assert again.visited == []
+
+
+def test_a_resumed_file_says_so(path: Path) -> None:
+    session(FakeMachine(), RowsFile.create(path, HEAD), budget_s=20.0).run(levels())
+    rows = read_rows(path).rows
+    RowsFile.resume(path, {**HEAD, "date": "2026-05-02", "settings": {"threads": 1, "budget_s": 30.0}})
+    assert path.read_text().endswith(",ok\n# resumed 2026-05-02, budget_s 30.0\n")
+    assert read_rows(path).rows == rows
 
 
 def test_memory_that_runs_out_is_recorded_and_larger_steps_are_skipped(path: Path) -> None:
@@ -227,22 +343,38 @@ def test_when_every_step_fails_the_run_ends(path: Path) -> None:
         ("dtype", "bf16", "dtype was timed with fp32, this run has bf16"),
         ("device", "another", "device was timed with a CPU, this run has another"),
         ("torch", "2.5.0", "torch was timed with 2.13.0, this run has 2.5.0"),
-        ("settings", {"threads": 2}, "threads was timed with 1, this run has 2"),
+        ("all_reduce", "measured", "all_reduce was timed with modelled, this run has measured"),
+        ("settings", {**SETTINGS, "threads": 2}, "threads was timed with 1, this run has 2"),
+        ("settings", {**SETTINGS, "tp": [1, 2]}, "tp was timed with 2, this run has 1, 2"),
+        ("settings", {**SETTINGS, "cuda_graphs": "no"}, "cuda_graphs was timed with yes, this run has no"),
+        ("settings", {**SETTINGS, "grouped_queries": "x"}, "grouped_queries was timed with native, this run has x"),
+        (
+            "settings",
+            {**SETTINGS, "all_reduce_tp2": "modelled: 2 s"},
+            "all_reduce_tp2 was timed with modelled: 1 s, this run has modelled: 2 s",
+        ),
+        (
+            "settings",
+            {**SETTINGS, "all_reduce_tp2": ["measured", "4 bytes 1 s"]},
+            "all_reduce_tp2 was timed with modelled: 1 s, this run has measured",
+        ),
     ],
 )
 def test_rows_of_different_runs_are_not_mixed(path: Path, key: str, value: object, message: str) -> None:
-    session(FakeMachine(), RowsFile.create(path, HEAD), budget_s=5.0).run(levels())
+    head = {**HEAD, "all_reduce": "modelled", "settings": SETTINGS}
+    session(FakeMachine(), RowsFile.create(path, head), budget_s=5.0).run(levels())
     before = path.read_bytes()
     with pytest.raises(InputError) as caught:
-        RowsFile.resume(path, {**HEAD, key: value})
+        RowsFile.resume(path, {**head, key: value})
     assert str(caught.value) == f"{path}: {message}; give another --out, or --overwrite"
     assert path.read_bytes() == before
 
 
-def test_a_foreign_file_is_not_resumed(path: Path) -> None:
-    path.write_text("phase,tp,requests,prompt_tokens,context_tokens,step_s,status\nprefill,1,1,16,0,0.1,ok\n")
-    with pytest.raises(InputError, match="has other columns than this version writes"):
-        RowsFile.resume(path, HEAD)
+def test_all_reduces_timed_anew_are_the_same_kind(path: Path) -> None:
+    head = {**HEAD, "settings": {"all_reduce_tp2": ["measured", "4 bytes 1 s"]}}
+    session(FakeMachine(), RowsFile.create(path, head), budget_s=5.0).run(levels())
+    again = {**HEAD, "settings": {"all_reduce_tp2": ["measured", "4 bytes 1.1 s"]}}
+    assert RowsFile.resume(path, again).rows
 
 
 def test_an_existing_file_is_not_touched_unasked(path: Path) -> None:

@@ -99,6 +99,30 @@ def test_experts(tmp_path: Path) -> None:
     assert active == pytest.approx(3.35e9, rel=0.01)
 
 
+def test_a_mixtures_model_knows_what_computes_a_token(tmp_path: Path) -> None:
+    """So the datasheet's bounds hold: they count what each token needs, and no expert more."""
+    for config in (MIXTRAL, QWEN3_MOE):
+        shape = read_config(write(tmp_path, config))
+        assert shape.experts is not None
+        router = shape.model.hidden_size * shape.experts.experts
+        flops = 2 * (shape.model.active_layer_matrix_parameters / shape.model.layers - router)
+        assert shape.layer_flops_per_token(1) == pytest.approx(flops)
+        # Norms aside.
+        assert shape.model.weight_bytes == pytest.approx(shape.weight_bytes(1, 2), rel=1e-4)
+
+
+def test_a_gemma_has_tied_embeddings_unless_it_says_otherwise(tmp_path: Path) -> None:
+    """As transformers' GemmaConfig has it: 2.51e9 parameters, 256000 x 2048 of them embeddings, once."""
+    config = {"model_type": "gemma", "num_hidden_layers": 18, "hidden_size": 2048, "num_attention_heads": 8,
+              "num_key_value_heads": 1, "head_dim": 256, "intermediate_size": 16384, "vocab_size": 256000,
+              "max_position_embeddings": 8192}  # fmt: skip
+    model = read_config(write(tmp_path, config)).model
+    assert model.tied_embeddings
+    assert model.parameters == pytest.approx(2.506e9, rel=1e-3)
+    assert not read_config(write(tmp_path, {**config, "tie_word_embeddings": False})).model.tied_embeddings
+    assert not read_config(write(tmp_path, LLAMA)).model.tied_embeddings
+
+
 def test_the_name_of_a_nameless_config_is_its_folder(tmp_path: Path) -> None:
     (tmp_path / "my-model").mkdir()
     config = {key: value for key, value in LLAMA.items() if key != "_name_or_path"}

@@ -9,6 +9,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
 
@@ -16,9 +17,12 @@ from dsim.catalog import models
 from dsim.contract import find_violations
 from dsim.errors import InfeasiblePlacementError, InputError
 from dsim.latency import AffineLatency
-from dsim.pools import Parallelism, Role
+from dsim.options import Options, PrefillBatching
+from dsim.pools import Parallelism, Placement, Role
 from dsim.profile import FirstToken, Preemption, Profile
 from dsim.profile_file import load_profile
+from dsim.simulate import simulate
+from dsim.trace import Trace
 from profiles.shipped import find_profile, shipped_profiles
 
 SHARED = Path(__file__).parents[2] / "shared" / "data" / "distserve"
@@ -175,6 +179,41 @@ def test_what_is_listed_is_what_the_numbers_show(profile: Profile) -> None:
 
 def test_no_step_beats_the_datasheet(profile: Profile) -> None:
     assert not any("datasheet" in violation for violation in profile.violations)
+
+
+#: Freezes: milliseconds of 1024 and 8192 prompt tokens, and of 1 and 32 decoding requests of 576 tokens, and Lm.
+LLAMA = {
+    ("llama-2-70b-a100-80g-vllm-2023", 2): (369.256565, 3005.28518, 54.8484641, 73.3606182, 359),
+    ("llama-2-70b-a100-80g-vllm-2023", 4): (218.766831, 2274.69096, 44.0367891, 52.558536, 485),
+    ("llama-2-70b-a100-80g-vllm-2023", 8): (153.156409, 1590.35375, 44.3089496, 56.5522951, 289),
+    ("llama-2-70b-h100-sxm-vllm-2023", 2): (157.311893, 1342.92787, 37.3128113, 51.014605, 307),
+    ("llama-2-70b-h100-sxm-vllm-2023", 4): (104.501194, 957.031223, 29.3137304, 36.9198406, 628),
+    ("llama-2-70b-h100-sxm-vllm-2023", 8): (77.178617, 853.032109, 29.891663, 38.6766133, 608),
+}
+
+
+@pytest.mark.parametrize(("name", "tp"), LLAMA)
+def test_fitted_profiles_are_frozen(name: str, tp: int) -> None:
+    found = load_profile(dict(shipped_profiles())[name])
+    latency = affine(found, tp)
+    steps = [latency.prefill_s([(tokens, 0)]) for tokens in (1024, 8192)]
+    steps += [latency.decode_s(batch, 576 * batch) for batch in (1, 32)]
+    *milliseconds, lm = LLAMA[name, tp]
+    assert [1e3 * step_s for step_s in steps] == pytest.approx(milliseconds, rel=1e-6)
+    assert found.saturation_tokens_at[tp] == lm
+    assert found.violations == ()
+
+
+def test_lm_batches_are_those_of_the_degree_that_prefills() -> None:
+    """At TP 2 of H100 Lm is 307 tokens, at TP 8 608: prompts of 100 tokens go by three and by six."""
+    found = load_profile(dict(shipped_profiles())["llama-2-70b-h100-sxm-vllm-2023"])
+    options = Options(prefill_token_limit=found.prefill_token_limit(PrefillBatching.LM), log_steps=True, check=True)
+    trace = Trace(np.zeros(24), np.full(24, 100), np.full(24, 2), np.zeros(24, dtype=np.int64))
+    for tp, most in ((2, 3), (8, 6)):
+        placement = Placement.parse(f"1xP:tp{tp}pp1 + 1xD:tp8pp1")
+        result = simulate(placement, trace, profiles=dict.fromkeys(Role, found), options=options)
+        assert result.steps is not None
+        assert max(len(step.prefill) for step in result.steps) == most
 
 
 def test_valid_range_and_limits(profile: Profile) -> None:

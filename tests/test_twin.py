@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from dsim.latency import Chunk, HostOverhead, LatencyModel, ValidRange
+from dsim.latency import AffineLatency, Chunk, HostOverhead, LatencyModel, ValidRange
 from dsim.options import Options, Routing
 from dsim.pools import Parallelism, Placement, Policy, Role
 from dsim.profile import BatchLimits, FirstToken, Handover, Preemption, Profile
@@ -81,6 +82,13 @@ def _host(draw: st.DrawFn, scale: float) -> HostOverhead:
     return HostOverhead(step_s=ticks[0], sequence_s=ticks[1] / 8, token_s=ticks[2] / 64, mixed_s=ticks[3])
 
 
+def affine(profile: Profile) -> Iterator[tuple[int, AffineLatency]]:
+    """Yield the latency models of a made-up profile by degree."""
+    for tp, model in profile.latency.items():
+        assert isinstance(model, AffineLatency)
+        yield tp, model
+
+
 @st.composite
 def systems(draw: st.DrawFn, *, dyadic: bool) -> System:
     """Draw a placement, a profile under memory pressure, and a workload."""
@@ -116,6 +124,8 @@ def systems(draw: st.DrawFn, *, dyadic: bool) -> System:
         admission_watermark=draw(st.sampled_from([0.0, 0.1])),
         request_s=draw(st.sampled_from([0.0, 4 / 1024])),
     )
+    measured = ValidRange(context_tokens=draw(st.sampled_from([math.inf, math.inf, 150, 333])))
+    profile = replace(profile, latency={tp: replace(model, valid_range=measured) for tp, model in affine(profile)})
     if draw(st.integers(0, 3)) == 0:
         profile = replace(profile, latency={tp: Listed(model) for tp, model in profile.latency.items()})
     degree = st.builds(Parallelism, tp=st.sampled_from([1, 2]), pp=st.sampled_from([1, 1, 2, 4]))
@@ -154,7 +164,7 @@ def assert_equal_to_reference(system: System, *, tolerance_s: float) -> None:
         prefill_router=options.prefill_routing.value,
         decode_router=options.decode_routing.value,
         colocated_router=options.prefill_routing.value,
-        prefill_token_limit=options.prefill_token_limit,
+        prefill_token_limit=options.prefill_token_limit_at(system.placement.pools[0].parallelism.tp),
     )
     for log_steps in (False, True):
         choices = Options(
@@ -198,6 +208,11 @@ def _batches(steps: list[tuple[Any, ...]]) -> dict[tuple[Any, ...], list[tuple[A
 
 @given(systems(dyadic=True), st.integers(1, 6), st.sampled_from([0.0, 5 / 1024]), st.integers(0, 3))
 def test_closed_loop_equals_the_reference(system: System, users: int, stagger_s: float, seed: int) -> None:
+    compare_closed_loops(system, users, stagger_s, seed)
+
+
+def compare_closed_loops(system: System, users: int, stagger_s: float, seed: int) -> None:
+    """Play a closed loop through both simulators and compare every time."""
     loop = ClosedLoop(users, Uniform(30, 20, low=0.05), num_requests=users + 20, stagger_s=stagger_s)
     options = replace(system.options, seed=seed)
     streams = [loop.user_lengths(user, seed=seed, context_tokens=2048) for user in range(users)]
@@ -212,11 +227,26 @@ def test_closed_loop_equals_the_reference(system: System, users: int, stagger_s:
         prefill_router=options.prefill_routing.value,
         decode_router=options.decode_routing.value,
         colocated_router=options.prefill_routing.value,
-        prefill_token_limit=options.prefill_token_limit,
+        prefill_token_limit=options.prefill_token_limit_at(system.placement.pools[0].parallelism.tp),
     )
     fast = simulate(system.placement, loop, profiles=every_role(system.profile), options=options)
     for name in TIME_COLUMNS:
         np.testing.assert_array_equal(fast.columns[name], getattr(reference, name), err_msg=name)
+
+
+@pytest.mark.parametrize("users", [2, 3, 5])
+@pytest.mark.parametrize(("request_s", "stagger_s"), [(0.0, 0.0), (0.0, 5 / 1024), (4 / 1024, 5 / 1024)])
+@pytest.mark.parametrize("seed", range(4))
+def test_users_whose_requests_are_rejected_at_once_take_turns(
+    users: int, request_s: float, stagger_s: float, seed: int
+) -> None:
+    policy = Policy.ORCA
+    placement = Placement.colocated(parallelism=Parallelism(1, 4), count=1, policy=policy)
+    # A block for each engine loop: most requests are too long for it.
+    profile = make_profile(kv_tokens=96, request_s=request_s)
+    nothing = make_trace([0.0], [1], [1], [0])
+    system = System(placement, profile, nothing, Options(check=True))
+    compare_closed_loops(system, users, stagger_s, seed)
 
 
 @given(systems(dyadic=True))

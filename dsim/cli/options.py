@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from dsim.cli.config import read_assignments, read_config
+from dsim.options import Evidence, PrefillBatching
 
 
 class Format(enum.Enum):
@@ -18,21 +19,6 @@ class Format(enum.Enum):
     TABLE = "table"
     JSON = "json"
     CSV = "csv"
-
-
-class EvidenceChoice(enum.Enum):
-    """As `dsim.profile.Evidence`, which takes long to import."""
-
-    MEASURED = "measured"
-    KERNELS = "kernels"
-    ROOFLINE = "roofline"
-
-
-class PrefillBatching(enum.Enum):
-    """What limits the tokens of a prefill batch."""
-
-    ENGINE = "engine"
-    LM = "lm"
 
 
 def whole_number(value: str | int) -> int:
@@ -97,10 +83,10 @@ GpuName = Annotated[
 ]
 EngineName = Annotated[
     str | None,
-    typer.Option("--engine", metavar="NAME", help="The serving engine. [default: distserve if measured, else vllm]"),
+    typer.Option("--engine", metavar="NAME", help="The serving engine. [default: the one with the best evidence]"),
 ]
 EvidenceOption = Annotated[
-    EvidenceChoice | None,
+    Evidence | None,
     typer.Option("--evidence", help="What step times must rest on. [default: the best there is]"),
 ]
 ProfileFile = Annotated[

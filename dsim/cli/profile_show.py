@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,10 +11,13 @@ import typer
 
 from dsim.cli.options import Format, FormatOption, NoColor, Overwrite, file_path
 from dsim.errors import InputError
+from dsim.pools import Role
 
 if TYPE_CHECKING:
     from dsim.cli.output import Table
+    from dsim.latency import AffineLatency, LatencyModel
     from dsim.profile import Profile
+    from dsim.profile_fit import Fit, FitReport
 
 #: Prefill tokens and decode batches that tables look at, where the profile knows them.
 _PREFILL_TOKENS = (128, 256, 512, 1024, 2048, 4096, 8192, 16384)
@@ -72,14 +76,7 @@ def compare(
     shared = sorted(set(a.latency) & set(b.latency))
     if not shared:
         raise InputError("B", f"has no tensor parallel degree that {a.name} has", value=b.name)
-    times = {(row["tp"], row["phase"], row["size"]): row["step_s"] for row in _steps(b)}
-    rows = [
-        {**row, "a_s": row["step_s"], "b_s": times[key], "b_over_a": times[key] / row["step_s"]}
-        for row in _steps(a)
-        if (key := (row["tp"], row["phase"], row["size"])) in times
-    ]
-    keys = ("tp", "phase", "size", "a_s", "b_s", "b_over_a")
-    rows = [{key: row[key] for key in keys} for row in rows]
+    rows = compared(a, b)
     if output_format is Format.JSON:
         emit(to_json({"a": a.name, "b": b.name, "steps": rows}))
     elif output_format is Format.CSV:
@@ -91,51 +88,110 @@ def compare(
                 [str(row["tp"]), row["phase"], str(row["size"]), f"{row['a_s'] * 1e3:.2f}", f"{row['b_s'] * 1e3:.2f}",
                  f"{row['b_over_a']:.3f}"]
             )  # fmt: skip
-        lm = ", ".join(f"{name} {p.saturation_tokens or 'unknown'}" for name, p in (("A", a), ("B", b)))
+        lm = ", ".join(f"{name} {_lm(p)}" for name, p in (("A", a), ("B", b)))
         head = f"A = {a.name} ({a.engine_version})\nB = {b.name} ({b.engine_version})\nLm tokens: {lm}"
-        print_parts(head, f"decode at {_CONTEXT} context tokens a request", table, color=use_color(no_color=no_color))
+        about = f"decode at {_CONTEXT} context tokens a request; kernels and host work together"
+        print_parts(head, about, table, color=use_color(no_color=no_color))
     return 0
+
+
+def compared(a: Profile, b: Profile) -> list[dict[str, Any]]:
+    """Return the step times of both profiles where both know them, and their ratio."""
+    keys = ("tp", "phase", "size")
+    times = {tuple(row[key] for key in keys): row["step_s"] for row in _steps(b)}
+    return [
+        {**{key: row[key] for key in keys}, "a_s": row["step_s"], "b_s": b_s, "b_over_a": b_s / row["step_s"]}
+        for row in _steps(a)
+        if (b_s := times.get(tuple(row[key] for key in keys))) is not None
+    ]
 
 
 def profile_parts(profile: Profile) -> list[Table | str]:
     """Return the parts of the report, in order."""
+    about = f"step times and efficiency (decode at {_CONTEXT} context tokens a request; kernels and host work together)"
+    parts: list[Table | str] = ["\n".join(_introduction(profile))]
+    parts += ["constants (seconds)", _constants_table(profile), about, _steps_table(profile)]
+    if profile.fit is None:
+        return [*parts, "the file says nothing about how well the constants fit"]
+    parts += ["errors of the fit, relative", _errors_table(profile.fit)]
+    if profile.fit.speed_up:
+        parts += ["speed-up K", _speed_up_table(profile.fit)]
+    return parts
+
+
+def _constants_table(profile: Profile) -> Table:
     from dsim.cli.output import Table
 
-    parts: list[Table | str] = ["\n".join(_introduction(profile))]
-    constants = Table(["TP", "<constant", "value", "95 % low", "95 % high"])
+    table = Table(["TP", "<constant", "value", "95 % low", "95 % high"])
     for row in _constants(profile):
         shown = [f"{row[key]:.4g}" if row[key] is not None else "-" for key in ("best", "low", "high")]
-        constants.rows.append([str(row["tp"]), row["name"], *shown])
-    parts += ["constants (seconds)", constants]
-    efficiency = Table(["TP", "<phase", "tokens / batch", "step ms", "per s", "<share of peak"])
+        table.rows.append([str(row["tp"]), row["name"], *shown])
+    return table
+
+
+def _steps_table(profile: Profile) -> Table:
+    from dsim.cli.output import Table
+
+    table = Table(["TP", "<phase", "tokens / batch", "step ms", "of it host", "per s", "<share of peak"])
     for row in _steps(profile):
         what = "FLOP/s" if row["phase"] == "prefill" else "HBM bandwidth"
-        efficiency.rows.append(
-            [str(row["tp"]), row["phase"], str(row["size"]), f"{row['step_s'] * 1e3:.2f}",
+        table.rows.append(
+            [str(row["tp"]), row["phase"], str(row["size"]), f"{row['step_s'] * 1e3:.2f}", f"{row['host_s'] * 1e3:.2f}",
              f"{row['tokens_per_s']:,.0f}", f"{row['efficiency']:.0%} of {what}"]
         )  # fmt: skip
-    parts += [f"step times and efficiency (decode at {_CONTEXT} context tokens a request)", efficiency]
-    fit = profile.fit
-    if fit is None:
-        return [*parts, "the file says nothing about how well the constants fit"]
-    errors = Table(["TP", "<phase", "<region", "points", "mean error", "worst", "R2"])
+    return table
+
+
+def _errors_table(fit: FitReport) -> Table:
+    from dsim.cli.output import Table
+
+    table = Table(["TP", "<phase", "<region", "points", "mean error", "worst", "R2"])
     for e in fit.errors:
         r2 = "-" if e.r2 != e.r2 else f"{e.r2:.4f}"
-        errors.rows.append([str(e.tp), e.phase, e.region, str(e.points), f"{e.mean:.1%}", f"{e.worst:.1%}", r2])
+        table.rows.append([str(e.tp), e.phase, e.region, str(e.points), f"{e.mean:.1%}", f"{e.worst:.1%}", r2])
     for a in fit.appendix_a:
-        errors.rows.append([str(a.tp), "prefill", "appendix-A form", "", f"{a.prefill_error:.1%}", "", ""])
-        errors.rows.append([str(a.tp), "decode", "appendix-A form", "", f"{a.decode_error:.1%}", "", ""])
-    parts += ["errors of the fit, relative", errors]
-    if fit.speed_up:
-        speed = Table(["TP", "of TP", "<phase", "tokens / batch", "K", "low", "high", "all-reduce"])
-        for k in fit.speed_up:
-            comm = "-" if k.comm_share is None else f"{k.comm_share:.0%}"
-            speed.rows.append(
-                [str(k.tp), str(k.base_tp), k.phase, str(k.tokens), f"{k.k.best:.2f}", f"{k.k.low:.2f}",
-                 f"{k.k.high:.2f}", comm]
-            )  # fmt: skip
-        parts += ["speed-up K", speed]
-    return parts
+        table.rows.append([str(a.tp), "prefill", "appendix-A form", "", f"{a.prefill_error:.1%}", "", ""])
+        table.rows.append([str(a.tp), "decode", "appendix-A form", "", f"{a.decode_error:.1%}", "", ""])
+    return table
+
+
+def _speed_up_table(fit: FitReport) -> Table:
+    from dsim.cli.output import Table
+
+    table = Table(["TP", "of TP", "<phase", "tokens / batch", "context", "K", "low", "high", "all-reduce"])
+    for k in fit.speed_up:
+        comm = "-" if k.comm_share is None else f"{k.comm_share:.0%}"
+        context = "-" if k.context_tokens is None else f"{k.context_tokens:g}"
+        table.rows.append(
+            [str(k.tp), str(k.base_tp), k.phase, str(k.tokens), context, f"{k.k.best:.2f}", f"{k.k.low:.2f}",
+             f"{k.k.high:.2f}", comm]
+        )  # fmt: skip
+    return table
+
+
+def _lm(profile: Profile) -> str:
+    by_tp = profile.saturation_tokens_at
+    if by_tp:
+        return " / ".join(map(str, by_tp.values())) + f" (TP {' / '.join(map(str, by_tp))})"
+    return str(profile.saturation_tokens or "unknown")
+
+
+def lm_text(lm: Fit, method: str) -> str:
+    """Return Lm with its interval in words.
+
+    >>> from dsim.profile_fit import Fit
+    >>> lm_text(Fit(286.0, 307.0, 330.0), "knee"), lm_text(Fit(380.0, 608.0, float("inf")), "knee")
+    ('307 tokens (286 - 330), knee', '608 tokens (380 or more), knee')
+    >>> lm_text(Fit(512.0, float("inf"), float("inf")), "not-reached")
+    '512 tokens or more: not reached by the rows'
+    """
+    if method == "not-reached":
+        return f"{lm.low:.0f} tokens or more: not reached by the rows"
+    how = "knee" if method == "knee" else "80 % of the best rate: no knee"
+    span = f"{lm.low:.0f} - {lm.high:.0f}" if math.isfinite(lm.high) else f"{lm.low:.0f} or more"
+    if not lm.low:
+        span = f"up to {lm.high:.0f}" if math.isfinite(lm.high) else "unknown how exactly"
+    return f"{lm.best:.0f} tokens ({span}), {how}"
 
 
 def _introduction(profile: Profile) -> list[str]:
@@ -145,10 +201,9 @@ def _introduction(profile: Profile) -> list[str]:
     fit = profile.fit
     if fit is not None and fit.saturation_tokens:
         for tp, lm in fit.saturation_tokens.items():
-            how = "knee" if fit.saturation_methods[tp] == "knee" else "80 % of the best rate: no knee"
-            lines.append(f"Lm at TP {tp}: {lm.best:.0f} tokens ({lm.low:.0f} - {lm.high:.0f}), {how}")
+            lines.append(f"Lm at TP {tp}: {lm_text(lm, fit.saturation_methods[tp])}")
     else:
-        lines.append(f"Lm: {profile.saturation_tokens or 'unknown'}")
+        lines.append(f"Lm: {_lm(profile)}")
     lines += [f"tp {tp}: refused: {reason}" for tp, reason in sorted(profile.refused.items())]
     lines += [f"violates the contract: {violation}" for violation in profile.violations]
     host = ", ".join(f"{role.value} {h.step_s * 1e3:g} ms" for role, h in profile.host.items() if h.step_s)
@@ -164,26 +219,8 @@ def _constants(profile: Profile) -> list[dict[str, Any]]:
     for tp, latency in sorted(profile.latency.items()):
         if not isinstance(latency, AffineLatency):
             continue
-        p = latency.prefill
-        named: list[tuple[str, float]] = [
-            ("prefill.constant_s", p.constant_s),
-            ("prefill.per_token_s", p.per_token_s),
-            ("prefill.per_token_squared_s", p.per_token_squared_s),
-            ("prefill.per_request_s", p.per_request_s),
-            *((f"prefill.bends.{start}.per_token_s", slope) for start, slope in p.bends),
-        ]
-        regimes = [("decode", latency.small)]
-        if latency.large != latency.small:
-            regimes.append((f"decode from {latency.threshold_requests} requests", latency.large))
-        for name, d in regimes:
-            named += [
-                (f"{name}.constant_s", d.constant_s),
-                (f"{name}.per_context_token_s", d.per_context_token_s),
-                (f"{name}.per_request_s", d.per_request_s),
-                *((f"{name}.bends.{start}.per_request_s", slope) for start, slope in d.bends),
-            ]
         intervals = {} if profile.fit is None else profile.fit.constants.get(tp, {})
-        for name, value in named:
+        for name, value in _named(latency):
             interval = intervals.get(name)
             low, high = (None, None) if interval is None else (interval.low, interval.high)
             if value or interval is not None:
@@ -191,36 +228,74 @@ def _constants(profile: Profile) -> list[dict[str, Any]]:
     return rows
 
 
+def _named(latency: AffineLatency) -> list[tuple[str, float]]:
+    p = latency.prefill
+    named = [
+        ("prefill.constant_s", p.constant_s),
+        ("prefill.per_token_s", p.per_token_s),
+        ("prefill.per_token_squared_s", p.per_token_squared_s),
+        ("prefill.per_request_s", p.per_request_s),
+        *((f"prefill.bends.{start}.per_token_s", slope) for start, slope in p.bends),
+    ]
+    regimes = [("decode", latency.small)]
+    if latency.large != latency.small:
+        regimes.append((f"decode from {latency.threshold_requests} requests", latency.large))
+    for name, d in regimes:
+        named += [
+            (f"{name}.constant_s", d.constant_s),
+            (f"{name}.per_context_token_s", d.per_context_token_s),
+            (f"{name}.per_request_s", d.per_request_s),
+            *((f"{name}.bends.{start}.per_request_s", slope) for start, slope in d.bends),
+        ]
+    return named
+
+
 def _steps(profile: Profile) -> list[dict[str, Any]]:
     """Return step times at common sizes within the valid range, with the share of the datasheet's peak they reach."""
-    from dsim.contract import decode_bound_s, prefill_bound_s
-
     rows: list[dict[str, Any]] = []
-    model, gpu = profile.model, profile.gpu
     for tp, latency in sorted(profile.latency.items()):
-        valid = latency.valid_range
-        for tokens in _PREFILL_TOKENS:
-            if tokens <= min(valid.chunk_tokens, valid.prefill_tokens):
-                step_s = latency.prefill_s([(tokens, 0)])
-                # Of the compute bound: many tokens hide the weight reads.
-                bound_s = prefill_bound_s([(tokens, 0)], model=model, gpu=gpu, tp=tp)
-                rows.append(_step(tp, "prefill", tokens, step_s, tokens, bound_s))
-        for batch in _BATCHES:
-            if batch <= valid.decode_requests and batch * _CONTEXT <= valid.context_tokens:
-                step_s = latency.decode_s(batch, batch * _CONTEXT)
-                bound_s = decode_bound_s(batch, batch * _CONTEXT, model=model, gpu=gpu, tp=tp)
-                rows.append(_step(tp, "decode", batch, step_s, batch, bound_s))
+        rows += _prefills(profile, tp, latency)
+        rows += _decodes(profile, tp, latency)
     return rows
 
 
-def _step(tp: int, phase: str, size: int, step_s: float, tokens: int, bound_s: float) -> dict[str, Any]:
+def _prefills(profile: Profile, tp: int, latency: LatencyModel) -> Iterator[dict[str, Any]]:
+    """Yield prefill steps of one prompt, with their share of the FLOP/s."""
+    from dsim.contract import prefill_bound
+
+    host, valid = profile.host_of(Role.PREFILL, 1), latency.valid_range
+    for tokens in _PREFILL_TOKENS:
+        if tokens <= min(valid.chunk_tokens, valid.prefill_tokens):
+            bound = prefill_bound([(tokens, 0)], model=profile.model, gpu=profile.gpu, tp=tp)
+            times = latency.prefill_s([(tokens, 0)]), host.launch_s(1, tokens)
+            yield _step(tp, "prefill", tokens, *times, least_s=bound.compute_s)
+
+
+def _decodes(profile: Profile, tp: int, latency: LatencyModel) -> Iterator[dict[str, Any]]:
+    """Yield decode steps, with their share of the memory bandwidth."""
+    from dsim.contract import decode_bound
+
+    host, valid = profile.host_of(Role.DECODE, 1), latency.valid_range
+    for batch in _BATCHES:
+        total = batch * _CONTEXT
+        if batch <= valid.decode_requests and total <= valid.context_tokens:
+            bound = decode_bound(batch, total, model=profile.model, gpu=profile.gpu, tp=tp)
+            times = latency.decode_s(batch, total), host.launch_s(batch, total)
+            yield _step(tp, "decode", batch, *times, least_s=bound.memory_s)
+
+
+def _step(tp: int, phase: str, size: int, kernel_s: float, host_s: float, *, least_s: float) -> dict[str, Any]:
+    step_s = kernel_s + host_s
     return {
         "tp": tp,
         "phase": phase,
         "size": size,
         "step_s": step_s,
-        "tokens_per_s": tokens / step_s,
-        "efficiency": bound_s / step_s,
+        "kernel_s": kernel_s,
+        "host_s": host_s,
+        # A step computes as many tokens as its size says in both phases.
+        "tokens_per_s": size / step_s,
+        "efficiency": least_s / step_s,
     }
 
 
@@ -237,6 +312,7 @@ def _document(profile: Profile) -> dict[str, Any]:
         "source": profile.source,
         "sha256": profile.sha256,
         "saturation_tokens": profile.saturation_tokens,
+        "saturation_tokens_at": dict(profile.saturation_tokens_at),
         "violations": list(profile.violations),
         "constants": _constants(profile),
         "steps": _steps(profile),

@@ -14,17 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dsim.cli.config import rerun_text
-from dsim.cli.inputs import (
-    by_option,
-    display_name,
-    evidence_lines,
-    number_of,
-    prefill_limit,
-    profile_of,
-    share,
-    source_line,
-    whole,
-)
+from dsim.cli.inputs import display_name, evidence_lines, number_of, source_line, whole
 from dsim.cli.options import (
     ArrivalsText,
     Assignments,
@@ -40,7 +30,6 @@ from dsim.cli.options import (
     NoColor,
     OutputDirectory,
     Overwrite,
-    PrefillBatching,
     PrefillBatchingOption,
     ProfileFile,
     Quiet,
@@ -50,10 +39,11 @@ from dsim.cli.options import (
     file_path,
     whole_number,
 )
-from dsim.errors import InputError
-from dsim.options import Options
+from dsim.errors import InputError, by_option
+from dsim.options import Evidence, Options, PrefillBatching, TokenLimit
 from dsim.pools import Policy, Role
 from dsim.slo import parse_slo
+from dsim.units import parse_share
 
 if TYPE_CHECKING:
     from dsim.profile import Profile
@@ -61,6 +51,7 @@ if TYPE_CHECKING:
     from placement.result import SearchResult, Trial
     from placement.runner import Progress
     from placement.search import Question
+    from placement.space import Cluster
 
 #: Rates of the curves, as shares of the placement's goodput.
 _CURVE_SHARES = (0.25, 0.5, 0.7, 0.85, 0.95, 1.0, 1.05, 1.15, 1.3)
@@ -153,6 +144,9 @@ def search(
             help="Half width aimed for of the best intervals; a smaller one than the default buys more runs.",
         ),
     ] = "0.03",
+    extrapolate: Annotated[
+        bool, typer.Option("--extrapolate", help="Go beyond the profiles' valid range; the result says so.")
+    ] = False,
     seed: Seed = 0,
     jobs: Jobs = None,
     output_format: FormatOption = Format.TABLE,
@@ -166,35 +160,32 @@ def search(
 ) -> int:
     """Find the placement that serves the most requests per GPU within the latency targets."""
     del config, assignments
-    whole("--seed", seed, at_least=0, at_most=2**32 - 1)
-    workers = _cores() if jobs is None else whole("--jobs", jobs, at_least=1, at_most=1024)
-    parse_slo(slo)
-    used = profile_of(model=model, gpu=gpu, engine=engine, file=profile, evidence=evidence)
-    colocated = _colocated_profile(used, engine=colocated_engine, file=colocated_profile)
-    asked = _Asked(
+    workers = cores() if jobs is None else whole("--jobs", jobs, at_least=1, at_most=1024)
+    asked, question = resolved(
+        slo=slo,
         model=model,
-        workload="sharegpt" if workload is None else workload,
-        arrivals="poisson" if arrivals is None else arrivals,
-        used=used,
-        colocated=colocated,
+        gpu=gpu,
+        engine=engine,
+        profile=profile,
+        evidence=evidence,
+        colocated_engine=colocated_engine,
+        colocated_profile=colocated_profile,
+        gpus=gpus,
+        nodes=nodes,
+        gpus_per_node=gpus_per_node,
+        workload=workload,
+        arrivals=arrivals,
+        attainment=attainment,
+        affinity=affinity,
+        mode=mode,
+        policy=policy,
+        prefill_batching=prefill_batching,
+        requests=requests,
+        top=top,
+        precision=precision,
+        extrapolate=extrapolate,
+        seed=seed,
     )
-    try:
-        question = _question(
-            asked,
-            slo=slo,
-            cluster=_cluster(used, gpus=gpus, nodes=nodes, gpus_per_node=gpus_per_node, affinity=affinity),
-            attainment=share("--attainment", attainment),
-            precision=share("--precision", precision),
-            affinity=affinity,
-            mode=mode,
-            policies=tuple(dict.fromkeys(policy or Policy)),
-            prefill_token_limit=prefill_limit(prefill_batching, used),
-            num_requests=None if requests is None else whole("--requests", requests, at_least=10),
-            top=whole("--top", top, at_least=1, at_most=1000),
-            seed=seed,
-        )
-    except InputError as error:
-        raise by_option(error) from None
     names = ["result.json", "trials.csv", "attainment.csv", "attainment.png", "config.yaml"]
     if output_dir is not None:
         from dsim.cli.output import OutputFolder
@@ -204,7 +195,7 @@ def search(
     if dry_run:
         _print_plan(asked, question, output_format=output_format, files=names if output_dir is not None else [])
         return 0
-    with _progress_bar(quiet=quiet, no_color=no_color) as progress:
+    with progress_bar(quiet=quiet, no_color=no_color) as progress:
         result, curves = _found(question, jobs=workers, progress=progress, draw=output_dir is not None)
     answer = {**result.to_dict(), **_described(asked, question)}
     if output_dir is not None:
@@ -232,8 +223,73 @@ def search(
     return 3
 
 
+def resolved(
+    *,
+    slo: str,
+    model: str | None,
+    gpu: str | None,
+    engine: str | None,
+    profile: Path | None,
+    evidence: Evidence | None,
+    colocated_engine: str | None,
+    colocated_profile: Path | None,
+    gpus: int | None,
+    nodes: int | None,
+    gpus_per_node: int | None,
+    workload: str | None,
+    arrivals: str | None,
+    attainment: str,
+    affinity: AffinityChoice,
+    mode: ModeChoice,
+    policy: list[Policy] | None,
+    prefill_batching: PrefillBatching,
+    requests: int | None,
+    top: int,
+    precision: str,
+    extrapolate: bool,
+    seed: int,
+) -> tuple[Asked, Question]:
+    """Return the question that the options of a search ask.
+
+    Raises:
+        InputError: a value cannot be used.
+    """
+    from profiles.choice import choose_colocated, choose_profile
+
+    whole("--seed", seed, at_least=0, at_most=2**32 - 1)
+    parse_slo(slo)
+    used = choose_profile(model=model, gpu=gpu, engine=engine, file=profile, evidence=evidence)
+    colocated = choose_colocated(used, engine=colocated_engine, file=colocated_profile)
+    asked = Asked(
+        model=model,
+        workload="sharegpt" if workload is None else workload,
+        arrivals="poisson" if arrivals is None else arrivals,
+        used=used,
+        colocated=colocated,
+    )
+    try:
+        question = _question(
+            asked,
+            slo=slo,
+            cluster=_cluster(used, gpus=gpus, nodes=nodes, gpus_per_node=gpus_per_node, affinity=affinity),
+            attainment=parse_share(attainment, "--attainment"),
+            precision=parse_share(precision, "--precision"),
+            affinity=affinity,
+            mode=mode,
+            policies=tuple(dict.fromkeys(policy or Policy)),
+            prefill_token_limit=used.prefill_token_limit(prefill_batching),
+            num_requests=None if requests is None else whole("--requests", requests, at_least=10),
+            top=whole("--top", top, at_least=1, at_most=1000),
+            extrapolate=extrapolate,
+            seed=seed,
+        )
+    except InputError as error:
+        raise by_option(error) from None
+    return asked, question
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Asked:
+class Asked:
     """What the answer's heading says."""
 
     model: str | None
@@ -243,88 +299,44 @@ class _Asked:
     colocated: Profile
 
 
-def _cores() -> int:
+def cores() -> int:
     """Return the cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
-def _colocated_profile(used: Profile, *, engine: str | None, file: Path | None) -> Profile:
-    """Return the profile of colocated placements: the measured one where the other engine only runs disaggregated."""
-    from dsim.profile_file import load_profile
-    from profiles.estimate import estimated_profile
-    from profiles.shipped import find_profile, shipped_profiles
-
-    if file is not None:
-        if engine is not None:
-            raise InputError(
-                "--colocated-engine", "does not go with --colocated-profile", hint="leave one of the two out"
-            )
-        other = load_profile(file)
-        for name, mine, theirs in (("model", used.model, other.model), ("GPU", used.gpu, other.gpu)):
-            if mine.name != theirs.name:
-                rule = f"is for {name} {theirs.name}, the other profile for {mine.name}"
-                raise InputError("--colocated-profile", rule, value=str(file), hint="give profiles of the same two")
-        return other
-    if engine is None:
-        beside = f"{used.model.name}-{used.gpu.name}-vllm"
-        if used.engine != "distserve" or beside not in dict(shipped_profiles()):
-            return used
-        engine = "vllm"
-    if engine == used.engine:
-        return used
-    try:
-        if used.evidence.value == "roofline":
-            return estimated_profile(used.model, used.gpu, engine=engine.strip().lower())
-        return find_profile(used.model.name, used.gpu.name, engine=engine)
-    except InputError as error:
-        raise InputError("--colocated-engine", error.rule, value=engine, hint=error.hint) from None
-
-
-#: Most GPUs of one search: the placements grow with the cube of them.
-_MOST_GPUS = 64
-
-
 def _cluster(
     used: Profile, *, gpus: int | None, nodes: int | None, gpus_per_node: int | None, affinity: AffinityChoice
-) -> tuple[int, int]:
-    """Return GPUs in all and GPUs of a node."""
-    per_node = used.gpu.gpus_per_node
-    if gpus_per_node is not None:
-        per_node = whole("--gpus-per-node", gpus_per_node, at_least=1, at_most=1024)
-    if nodes is not None and gpus is not None:
-        raise InputError("--nodes", "does not go with --gpus", value=nodes, hint="leave one of the two out")
-    if nodes is not None:
-        option, value = "--nodes", nodes
-        asked = whole(option, nodes, at_least=1, at_most=10_000) * per_node
-    elif gpus is not None:
-        option, value = "--gpus", gpus
-        asked = whole(option, gpus, at_least=1, at_most=100_000)
-    else:
-        option, value, asked = "--gpus-per-node", per_node, per_node
-    if asked > _MOST_GPUS:
-        hint = "search a part of the cluster and replicate the answer"
-        raise InputError(option, f"must be <= {_MOST_GPUS} GPUs in all", value=value, hint=hint)
-    if asked > per_node and affinity is AffinityChoice.LOW:
-        rule = f"is more than one node of {per_node} GPUs, which --affinity low is not modelled for yet"
-        raise InputError(option, rule, value=value, hint=f"ask for at most {per_node} GPUs, or --affinity high")
-    return asked, per_node
+) -> Cluster:
+    """Return the GPUs that there are."""
+    from placement.space import asked_cluster
+
+    for option, value, most in (
+        ("--gpus-per-node", gpus_per_node, 1024),
+        ("--nodes", nodes, 10_000),
+        ("--gpus", gpus, 100_000),
+    ):
+        if value is not None:
+            whole(option, value, at_least=1, at_most=most)
+    within_node = affinity is AffinityChoice.LOW
+    return asked_cluster(used.gpu, gpus=gpus, nodes=nodes, gpus_per_node=gpus_per_node, within_node=within_node)
 
 
 def _question(
-    asked: _Asked,
+    asked: Asked,
     *,
     slo: str,
-    cluster: tuple[int, int],
+    cluster: Cluster,
     attainment: float,
     precision: float,
     affinity: AffinityChoice,
     mode: ModeChoice,
     policies: tuple[Policy, ...],
-    prefill_token_limit: int | None,
+    prefill_token_limit: TokenLimit | None,
     num_requests: int | None,
     top: int,
+    extrapolate: bool,
     seed: int,
 ) -> Question:
     from dsim.workload import Workload
@@ -339,8 +351,8 @@ def _question(
         workload=workload,
         slo=parse_slo(slo),
         attainment=attainment,
-        num_gpus=cluster[0],
-        gpus_per_node=cluster[1],
+        num_gpus=cluster.num_gpus,
+        gpus_per_node=cluster.gpus_per_node,
         affinity=Affinity(affinity.value),
         mode=Mode(mode.value),
         policies=policies,
@@ -348,7 +360,7 @@ def _question(
         top=top,
         precision=precision,
         num_requests=num_requests,
-        options=Options(seed=seed, prefill_token_limit=prefill_token_limit),
+        options=Options(seed=seed, prefill_token_limit=prefill_token_limit, extrapolate=extrapolate),
     )
 
 
@@ -371,7 +383,7 @@ def _found(
 
 
 @contextlib.contextmanager
-def _progress_bar(*, quiet: bool, no_color: bool) -> Iterator[Progress | None]:
+def progress_bar(*, quiet: bool, no_color: bool) -> Iterator[Progress | None]:
     """Show on stderr how far the search is, where somebody looks."""
     if quiet or not sys.stderr.isatty():
         yield None
@@ -410,7 +422,7 @@ def _curve_rows(curves: Sequence[Curve]) -> list[dict[str, object]]:
     ]
 
 
-def _described(asked: _Asked, question: Question) -> dict[str, Any]:
+def _described(asked: Asked, question: Question) -> dict[str, Any]:
     """Return what the answer depends on, beside the question itself."""
     slo = question.slo
     return {
@@ -434,11 +446,12 @@ def _described(asked: _Asked, question: Question) -> dict[str, Any]:
             for role, p in question.profiles.items()
             if role in question.roles
         },
+        "extrapolated": question.options.extrapolate,
         "seed": question.seed,
     }
 
 
-def _introduction(asked: _Asked, question: Question) -> list[str]:
+def _introduction(asked: Asked, question: Question) -> list[str]:
     from dsim.cli.tables import percent
 
     model = asked.used.model
@@ -460,11 +473,11 @@ def _introduction(asked: _Asked, question: Question) -> list[str]:
     return lines
 
 
-def _title(asked: _Asked, question: Question) -> str:
+def _title(asked: Asked, question: Question) -> str:
     return f"{display_name(asked.used.model)}, {asked.used.gpu.name}, {asked.workload}, {question.slo}"
 
 
-def _print_plan(asked: _Asked, question: Question, *, output_format: Format, files: list[str]) -> None:
+def _print_plan(asked: Asked, question: Question, *, output_format: Format, files: list[str]) -> None:
     from dsim.cli.output import emit, to_csv, to_json
     from placement.search import candidates
 
@@ -480,7 +493,7 @@ def _print_plan(asked: _Asked, question: Question, *, output_format: Format, fil
 
 
 def _print(
-    asked: _Asked,
+    asked: Asked,
     question: Question,
     result: SearchResult,
     answer: dict[str, Any],

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from dsim.cli.config import rerun_text
-from dsim.cli.inputs import by_option, introduction, number_of, prefill_limit, profile_of, rate_per_s, seconds, whole
+from dsim.cli.inputs import introduction, number_of, rate_per_s, seconds, whole
 from dsim.cli.options import (
     ArrivalsText,
     Assignments,
@@ -26,7 +25,6 @@ from dsim.cli.options import (
     NoColor,
     OutputDirectory,
     Overwrite,
-    PrefillBatching,
     PrefillBatchingOption,
     ProfileFile,
     Quiet,
@@ -36,8 +34,8 @@ from dsim.cli.options import (
     file_path,
     whole_number,
 )
-from dsim.errors import InfeasiblePlacementError, InputError
-from dsim.options import Options, Routing, Window
+from dsim.errors import InfeasiblePlacementError, InputError, by_option
+from dsim.options import Options, PrefillBatching, Routing, Window
 from dsim.pools import Placement, Policy, Role
 from dsim.slo import Slo, parse_slo
 
@@ -47,11 +45,8 @@ if TYPE_CHECKING:
     from dsim.trace import Trace
     from dsim.workload import ClosedLoop
 
-#: Requests drawn at a time, and the most that arrive after the counted ones, in multiples of those: far more than a
-#: rate that can be sustained needs until they have finished, and an end to the others.
-_BLOCK, _MOST_LATER = 4096, 10
-#: Counted requests and warm-up of a generated run: attainment to about half a point, the ramp left out.
-_REQUESTS, _WARMUP = 10_000, 1_000
+#: What --step-log writes beside the other files.
+_LOG_FILES = ("steps.csv", "kv.csv", "all_requests.csv")
 
 
 def simulate(
@@ -150,7 +145,8 @@ def simulate(
     ] = False,
     check: Annotated[bool, typer.Option("--check", help="Verify the conservation laws on the result.")] = False,
     step_log: Annotated[
-        bool, typer.Option("--step-log", help="Also write every batch, to steps.csv; needs -o.")
+        bool,
+        typer.Option("--step-log", help="Also write every batch and all KV use, to steps.csv and kv.csv; needs -o."),
     ] = False,
     seed: Seed = 0,
     output_format: FormatOption = Format.TABLE,
@@ -163,12 +159,15 @@ def simulate(
     no_color: NoColor = False,
 ) -> int:
     """Simulate one placement under one workload and print its latencies."""
+    from profiles.choice import choose_profile
+
     del config, assignments
     whole("--seed", seed, at_least=0, at_most=2**32 - 1)
-    used = profile_of(model=model, gpu=gpu, engine=engine, file=profile, evidence=evidence)
+    used = choose_profile(model=model, gpu=gpu, engine=engine, file=profile, evidence=evidence)
     limits = None if slo is None else parse_slo(slo)
     placed = _placement(placement, policy=policy, token_budget=token_budget)
-    used = _with_kv_blocks(used, placed, kv_blocks)
+    if kv_blocks is not None:
+        used = used.with_kv_blocks(placed, whole("--kv-blocks", kv_blocks, at_least=1))
     _check_placement(placement, placed, used)
     traffic = _traffic(
         _Asked(
@@ -191,14 +190,14 @@ def simulate(
         seed=seed,
         prefill_routing=prefill_routing,
         decode_routing=decode_routing,
-        prefill_token_limit=prefill_limit(prefill_batching, used),
+        prefill_token_limit=used.prefill_token_limit(prefill_batching),
         log_steps=step_log,
         check=check,
         extrapolate=extrapolate,
     )
     if step_log and output_dir is None:
         raise InputError("--step-log", "needs a place to write to", hint="add --output-dir DIR")
-    names = ["summary.json", "requests.csv", "config.yaml", *(["steps.csv"] if step_log else [])]
+    names = ["summary.json", "requests.csv", "config.yaml", *(_LOG_FILES if step_log else [])]
     if output_dir is not None:
         from dsim.cli.output import OutputFolder
 
@@ -219,7 +218,7 @@ def simulate(
             "config.yaml": rerun_text(context),
         }
         if step_log:
-            files["steps.csv"] = _steps_csv(result)
+            files |= _log_files(result)
         folder.write(files)
     _print(asked, result, summary, output_format=output_format, no_color=no_color)
     if output_dir is not None:
@@ -283,16 +282,9 @@ def _placement(text: str, *, policy: Policy | None, token_budget: int | None) ->
 
 def _check_placement(text: str, placed: Placement, profile: Profile) -> None:
     """Refuse a placement that cannot run, with every reason."""
-    from placement.feasibility import LongestRequest, reasons
-    from placement.space import Cluster
+    from placement.feasibility import cannot_run
 
-    found = reasons(
-        placed,
-        profiles=dict.fromkeys(Role, profile),
-        # Whether it packs into nodes is a question of the search; here the placement is given.
-        cluster=Cluster(num_gpus=placed.num_gpus, gpus_per_node=placed.num_gpus),
-        longest=LongestRequest(prompt_tokens=1, kv_tokens=1),
-    )
+    found = cannot_run(placed, dict.fromkeys(Role, profile))
     if found:
         raise _cannot_run(text, found)
 
@@ -300,14 +292,6 @@ def _check_placement(text: str, placed: Placement, profile: Profile) -> None:
 def _cannot_run(text: str, reasons: tuple[str, ...]) -> InputError:
     hint = "change the parallel degrees, or give a --profile that has them"
     return InputError("--placement", "cannot run: " + "; ".join(dict.fromkeys(reasons)), value=text, hint=hint)
-
-
-def _with_kv_blocks(profile: Profile, placed: Placement, kv_blocks: int | None) -> Profile:
-    if kv_blocks is None:
-        return profile
-    whole("--kv-blocks", kv_blocks, at_least=1)
-    capacity = {pool.parallelism: kv_blocks * profile.block_tokens for pool in placed.pools}
-    return replace(profile, kv_capacity_tokens={**profile.kv_capacity_tokens, **capacity})
 
 
 def _traffic(asked: _Asked, profile: Profile, *, seed: int) -> _Traffic:
@@ -356,7 +340,6 @@ def _has_own_rate(arrivals: str | None) -> bool:
 
 
 def _replayed(asked: _Asked, path: Path, profile: Profile) -> _Traffic:
-    from dsim.trace import Trace
     from dsim.workload.traces import read_trace
 
     trace = read_trace(path, context_tokens=profile.model.context_tokens)
@@ -368,12 +351,7 @@ def _replayed(asked: _Asked, path: Path, profile: Profile) -> _Traffic:
         raise InputError(option, "asks for more requests than the trace has", value=rows, hint=hint)
     counted = rows - warmup
     return _Traffic(
-        Trace(
-            trace.arrival_s[:rows],
-            trace.prompt_tokens[:rows],
-            trace.output_tokens[:rows],
-            trace.cached_prompt_tokens[:rows],
-        ),
+        trace.first(rows),
         Window(warmup=warmup),
         f"{counted} requests replayed from {path}" + (f" after {warmup} of warm-up" if warmup else ""),
         {"kind": "trace", "trace": str(path), "warmup": warmup, "requests": counted},
@@ -381,12 +359,12 @@ def _replayed(asked: _Asked, path: Path, profile: Profile) -> _Traffic:
 
 
 def _looped(asked: _Asked, users: int) -> _Traffic:
-    from dsim.workload import ClosedLoop
+    from dsim.workload import DEFAULT_REQUESTS, ClosedLoop
     from dsim.workload.parse import parse_workload
 
     whole("--closed-loop", users, at_least=1)
     text = "sharegpt" if asked.workload is None else asked.workload
-    counted = _REQUESTS if asked.requests is None else asked.requests
+    counted = DEFAULT_REQUESTS if asked.requests is None else asked.requests
     warmup = asked.warmup if asked.warmup is not None else users if asked.skip_first_wave else 0
     loop = ClosedLoop(
         users,
@@ -413,27 +391,21 @@ def _looped(asked: _Asked, users: int) -> _Traffic:
 
 
 def _generated(asked: _Asked, profile: Profile, *, seed: int) -> _Traffic:
-    from dsim.workload import Workload
+    from dsim.workload import DEFAULT_REQUESTS, DEFAULT_WARMUP, Workload
     from dsim.workload.parse import parse_arrivals, parse_workload
 
     text = "sharegpt" if asked.workload is None else asked.workload
     process = "poisson" if asked.arrivals is None else asked.arrivals
     workload = Workload(parse_arrivals(process), parse_workload(text))
     rate = None if asked.rate is None else rate_per_s(asked.rate)
-    counted = _REQUESTS if asked.requests is None else asked.requests
-    warmup = asked.warmup if asked.warmup is not None else 0 if asked.finite else _WARMUP
-    context_tokens = profile.model.context_tokens
+    counted = DEFAULT_REQUESTS if asked.requests is None else asked.requests
+    warmup = asked.warmup if asked.warmup is not None else 0 if asked.finite else DEFAULT_WARMUP
+    draw = {"seed": seed, "context_tokens": profile.model.context_tokens}
     source: Trace | Iterator[Trace]
     if asked.finite:
-        source = workload.trace(
-            num_requests=warmup + counted, seed=seed, context_tokens=context_tokens, rate_per_s=rate
-        )
+        source = workload.trace(num_requests=warmup + counted, rate_per_s=rate, **draw)
     else:
-        # Blocks are drawn when they are needed: see now whether they can be.
-        workload.trace(num_requests=1, seed=seed, context_tokens=context_tokens, rate_per_s=rate)
-        endless = workload.blocks(seed=seed, context_tokens=context_tokens, rate_per_s=rate, block=_BLOCK)
-        most = _MOST_LATER * (warmup + counted) + _BLOCK
-        source = itertools.islice(endless, -(-(warmup + counted + most) // _BLOCK))
+        source = workload.steady(num_requests=warmup + counted, rate_per_s=rate, **draw)
     shown_rate = rate if rate is not None else workload.arrivals.native_rate_per_s
     label = f"{counted} requests at {shown_rate:g}/s, {process} arrivals, {text} lengths"
     label += f", after {warmup} of warm-up" if warmup else ""
@@ -524,11 +496,24 @@ def _print(asked: _Run, result: Result, summary: dict[str, Any], *, output_forma
         emit(to_csv([summary]))
     else:
         from dsim.cli.tables import run_parts
+        from dsim.profile import range_remarks
 
         lines = [*introduction(asked.profile, asked=asked.model), f"{_what(asked)}, seed {summary['seed']}"]
         if asked.extrapolate:
             lines.append("extrapolated: steps may lie outside the range that the profile was measured on")
+        lines += range_remarks(result.profiles, [result.placement])
         show("\n".join(lines), *run_parts(result, summary, asked.slo), color=use_color(no_color=no_color))
+
+
+def _log_files(result: Result) -> dict[str, str]:
+    """Return what --step-log writes, by name: what `dsim plot` draws a timeline from."""
+    from dataclasses import asdict
+
+    from dsim.cli.output import to_csv
+
+    every = result.arrivals().to_csv(index_label="request", lineterminator="\n")
+    kv = to_csv([asdict(change) for change in result.kv or ()])
+    return dict(zip(_LOG_FILES, (_steps_csv(result), kv, every), strict=True))
 
 
 def _steps_csv(result: Result) -> str:

@@ -1,7 +1,7 @@
 """Workloads: arrivals, lengths, traces and the random streams they are drawn from."""
 
 from dsim.workload.arrivals import Arrivals, Constant, Gamma, Poisson, Replayed
-from dsim.workload.core import ClosedLoop, Workload
+from dsim.workload.core import DEFAULT_REQUESTS, DEFAULT_WARMUP, ClosedLoop, Workload
 from dsim.workload.lengths import (
     Empirical,
     Fixed,
@@ -18,6 +18,8 @@ from dsim.workload.streams import replication_seed, stream
 from dsim.workload.traces import read_lengths, read_trace, rescale
 
 __all__ = [
+    "DEFAULT_REQUESTS",
+    "DEFAULT_WARMUP",
     "PRESETS",
     "Arrivals",
     "ClosedLoop",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,7 +16,14 @@ from dsim.workload.arrivals import CHUNK, Arrivals
 from dsim.workload.lengths import Lengths, MeanTokens, Tokens
 from dsim.workload.streams import check_seed, stream
 
+#: Counted requests and warm-up of a generated run: attainment to about half a point, the ramp left out.
+DEFAULT_REQUESTS: Final = 10_000
+DEFAULT_WARMUP: Final = 1_000
+
 _USER_CHUNK: Final = 64
+#: Requests drawn at a time for a steady state, and the most that arrive after the counted ones, in multiples of those.
+_BLOCK: Final = 4096
+_MOST_LATER: Final = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +69,24 @@ class Workload:
             raise InputError("context_tokens", "must be >= 2", value=context_tokens)
         times = self.arrivals.times(stream(seed, "arrivals"), rate_per_s=rate_per_s)
         return self._blocks(times, stream(seed, "lengths"), context_tokens=context_tokens, block=block)
+
+    def steady(
+        self, *, num_requests: int, seed: int, context_tokens: int, rate_per_s: float | None = None
+    ) -> Iterator[Trace]:
+        """Yield the first requests and then those that go on arriving until these have finished.
+
+        Later ones are at most ten times as many: far more than a rate that can be sustained needs, and an end to the
+        others.
+
+        Raises:
+            InputError: as `trace` does, at once.
+        """
+        draw = {"seed": seed, "context_tokens": context_tokens}
+        # Blocks are drawn when they are needed: see now whether they can be.
+        self.trace(num_requests=1, rate_per_s=rate_per_s, **draw)
+        blocks = self.blocks(rate_per_s=rate_per_s, block=_BLOCK, **draw)
+        most = (1 + _MOST_LATER) * num_requests + _BLOCK
+        return itertools.islice(blocks, -(-most // _BLOCK))
 
     def mean_tokens(self, *, context_tokens: int) -> MeanTokens:
         """Return the mean lengths of a request."""

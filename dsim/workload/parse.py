@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Final, TypeVar
 
 from dsim.errors import InputError, nearest
@@ -23,12 +24,15 @@ _UNIFORM: Final = "as in uniform:512,64,0.8 (prompt, output tokens, shortest and
 _LOGNORMAL: Final = "as in lognormal:prompt=700/1.2,output=200/1.5 (mean/cv) or prompt=700/median=500"
 
 
-def parse_workload(text: str, *, option: str = "--workload") -> Lengths:
+def parse_workload(text: str, *, option: str = "--workload", folder: Path = Path()) -> Lengths:
     """Return the lengths that a text describes.
 
     `sharegpt`, `humaneval` or `longbench`; `fixed:PROMPT,OUTPUT`; `uniform:PROMPT,OUTPUT,LOW[,HIGH]`;
     `lognormal:prompt=MEAN/CV,output=MEAN/CV`, where `median=TOKENS` may stand for the cv; or a file that `read_lengths`
     reads.
+
+    Args:
+        folder: that a file's path starts from.
 
     Raises:
         InputError: if the text describes none, with the option's name.
@@ -48,12 +52,12 @@ def parse_workload(text: str, *, option: str = "--workload") -> Lengths:
         make, usage = kinds[kind]
         return _made(make, arguments, option=option, text=text, usage=usage)
     if _is_file(text):
-        return read_lengths(text)
+        return read_lengths(folder / text)
     known = (*PRESETS, *kinds, "a CSV or JSONL file")
     raise InputError(option, "is unknown", value=text, hint=nearest(kind, known))
 
 
-def parse_arrivals(text: str, *, option: str = "--arrivals") -> Arrivals:
+def parse_arrivals(text: str, *, option: str = "--arrivals", folder: Path = Path()) -> Arrivals:
     """Return the arrivals that a text describes: `poisson`, `constant`, `gamma:cv=CV`, or a trace file to replay.
 
     Raises:
@@ -69,7 +73,7 @@ def parse_arrivals(text: str, *, option: str = "--arrivals") -> Arrivals:
     if kind == "gamma":
         return _made(_gamma, arguments, option=option, text=text, usage="as in gamma:cv=2")
     if _is_file(text):
-        return Replayed(read_trace(text).arrival_s, source=text)
+        return Replayed(read_trace(folder / text).arrival_s, source=text)
     raise InputError(option, "is unknown", value=text, hint=nearest(kind, (*plain, "gamma:cv=2", "a trace file")))
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from dsim.errors import InputError
 from dsim.gpu import Gpu
-from dsim.profile import Evidence
+from dsim.options import Evidence
 from profiles.export import Subject, profile_text
 from profiles.fit import FittedRows, TpFit, fit_rows
 from profiles.kernels.hosts import HOSTS, NOTHING, HostConstants

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import statistics
 import tempfile
 import time
 from collections.abc import Sequence
@@ -17,6 +18,8 @@ from profiles.session import StepFailedError
 #: All-reduces between two marks, so that starting and stopping does not count.
 _IN_A_ROW = 20
 _REPEATS = 5
+#: What torch raises for a process that failed; no kind of RuntimeError.
+_PROCESS_ERRORS = (torch.multiprocessing.ProcessRaisedException, torch.multiprocessing.ProcessExitedException)
 
 
 def available(tp: int, device: str) -> bool:
@@ -24,20 +27,37 @@ def available(tp: int, device: str) -> bool:
     return device.startswith("cuda") and torch.cuda.device_count() >= tp and bool(dist.is_nccl_available())
 
 
-def time_all_reduces(tp: int, sizes_bytes: Sequence[int], *, backend: str = "nccl") -> dict[int, float]:
+def time_all_reduces(
+    tp: int, sizes_bytes: Sequence[int], *, backend: str = "nccl", timeout_s: float = 60.0
+) -> dict[int, float]:
     """Return the seconds of one all-reduce of each size over `tp` processes, each with its own GPU under NCCL.
 
     Raises:
-        StepFailedError: the processes cannot be started or cannot reach each other.
+        StepFailedError: the processes cannot be started, cannot reach each other, or take longer than `timeout_s`.
     """
     with tempfile.TemporaryDirectory() as folder:
+        arguments = (tp, tuple(sizes_bytes), backend, folder)
         try:
-            torch.multiprocessing.spawn(_rank, args=(tp, tuple(sizes_bytes), backend, folder), nprocs=tp, join=True)
+            processes = torch.multiprocessing.spawn(_rank, args=arguments, nprocs=tp, join=False)
+            _join(processes, timeout_s)
             result = json.loads((Path(folder) / "seconds.json").read_text(encoding="utf-8"))
-        except (RuntimeError, OSError) as error:
+        except (*_PROCESS_ERRORS, RuntimeError, OSError) as error:
             lines = str(error).strip().splitlines()
-            raise StepFailedError(f"all-reduce: {lines[-1] if lines else type(error).__name__}") from error
+            raise StepFailedError(f"all-reduces: {lines[-1] if lines else type(error).__name__}") from error
         return {int(size): float(seconds) for size, seconds in result.items()}
+
+
+def _join(processes: torch.multiprocessing.ProcessContext, timeout_s: float) -> None:
+    until_s = time.monotonic() + timeout_s
+    try:
+        while not processes.join(timeout=0.1):
+            if time.monotonic() > until_s:
+                raise StepFailedError(f"all-reduces: no answer within {timeout_s:.3g} s")
+    finally:
+        for process in processes.processes:
+            if process.is_alive():
+                process.kill()
+            process.join()
 
 
 def _rank(rank: int, tp: int, sizes_bytes: Sequence[int], backend: str, folder: str) -> None:
@@ -62,7 +82,7 @@ def _rank(rank: int, tp: int, sizes_bytes: Sequence[int], backend: str, folder: 
 
 
 def _timed(tensor: torch.Tensor, *, on_gpu: bool) -> float:
-    """Return the shortest seconds of one all-reduce; under CUDA graphs, as engines run it in decode steps."""
+    """Return the median seconds of one all-reduce; under CUDA graphs, as engines run it in decode steps."""
 
     def several() -> None:
         for _ in range(_IN_A_ROW):
@@ -88,4 +108,4 @@ def _timed(tensor: torch.Tensor, *, on_gpu: bool) -> float:
         if on_gpu:
             torch.cuda.synchronize()
         times_s.append((time.perf_counter() - start_s) / _IN_A_ROW)
-    return min(times_s)
+    return statistics.median(times_s)

@@ -6,10 +6,10 @@ import contextlib
 import gc
 import os
 import platform
-import statistics
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -23,8 +23,20 @@ from profiles.session import OutOfMemoryError, StepFailedError
 _CUDA_TIMING_S = 1e-3
 _CPU_TIMING_S = 4e-3
 _MOST_SAMPLES = 30
-#: Runs that take longer average over many disturbances themselves: three are enough.
+#: Runs that take longer average over many disturbances themselves: half as many are enough.
 _LONG_S = 0.05
+#: Queries of nvidia-smi by the name of the setting.
+_CLOCKS = {
+    "sm_clock": "clocks.sm",
+    "memory_clock": "clocks.mem",
+    "largest_sm_clock": "clocks.max.sm",
+    "power_limit": "power.limit",
+    "temperature_c": "temperature.gpu",
+}
+
+
+class CaptureError(StepFailedError):
+    """A step whose kernels cannot be captured in a CUDA graph."""
 
 
 class Device(Protocol):
@@ -50,15 +62,19 @@ class Device(Protocol):
         ...
 
     def prepared(self, run: Callable[[], object]) -> Callable[[], object]:
-        """Return the run warmed up, and as a CUDA graph where there are such."""
+        """Return the run warmed up, and as a CUDA graph where there are such.
+
+        Raises:
+            CaptureError: there are such, but not of this run.
+        """
+        ...
+
+    def run_eagerly(self) -> None:
+        """Make no more CUDA graphs."""
         ...
 
     def samples_s(self, run: Callable[[], object], *, seconds: float, at_least: int) -> list[float]:
-        """Return the seconds of single runs, timed for about `seconds` but at least so often."""
-        ...
-
-    def typical_s(self, samples_s: Sequence[float]) -> float:
-        """Return the time that stands for the samples."""
+        """Return the seconds of single runs, timed for about `seconds` but at least so often, half if they are long."""
         ...
 
     def facts(self) -> dict[str, str]:
@@ -93,6 +109,10 @@ def open_device(name: str, *, threads: int | None = None) -> Device:
     return Cuda(index)
 
 
+#: In messages of allocators, of cuBLAS and of cuDNN.
+_OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "alloc_failed")
+
+
 @contextlib.contextmanager
 def translated_errors() -> Iterator[None]:
     """Turn torch's errors into ours."""
@@ -102,9 +122,10 @@ def translated_errors() -> Iterator[None]:
         raise OutOfMemoryError("out of memory") from error
     except torch.OutOfMemoryError as error:
         raise OutOfMemoryError(_first_line(error)) from error
-    except RuntimeError as error:
+    except (RuntimeError, TypeError, ValueError) as error:
+        # Versions of torch differ in what they raise for an argument that a kernel does not take.
         text = _first_line(error)
-        if "out of memory" in text.lower() or "can't allocate memory" in text.lower():
+        if any(sign in str(error).lower() for sign in _OUT_OF_MEMORY):
             raise OutOfMemoryError(text) from error
         raise StepFailedError(text) from error
 
@@ -148,6 +169,9 @@ class Cpu:
         run()
         return run
 
+    def run_eagerly(self) -> None:
+        """Nothing to do."""
+
     def samples_s(self, run: Callable[[], object], *, seconds: float, at_least: int) -> list[float]:
         """Return the seconds of single runs."""
         clock = time.thread_time if self.threads == 1 else time.perf_counter
@@ -159,10 +183,6 @@ class Cpu:
             return clock() - start_s
 
         return _sampled(timed, seconds=seconds, at_least=at_least, timing_s=_CPU_TIMING_S)
-
-    def typical_s(self, samples_s: Sequence[float]) -> float:
-        """Return the median of the faster half: other programs on the machine only ever add time."""
-        return statistics.median(sorted(samples_s)[: (len(samples_s) + 1) // 2])
 
     def facts(self) -> dict[str, str]:
         """Return processor, operating system and torch."""
@@ -179,7 +199,6 @@ class Cpu:
         return {
             "threads": self.threads,
             "clock": "thread" if self.threads == 1 else "wall",
-            "statistic": "median of the faster half",
             "cpu_capability": str(torch.backends.cpu.get_cpu_capability()),
             "cache_bytes": self.cache_bytes,
         }
@@ -223,7 +242,11 @@ class Cuda:
         return free + int(torch.cuda.memory_reserved(self._index)) - int(torch.cuda.memory_allocated(self._index))
 
     def prepared(self, run: Callable[[], object]) -> Callable[[], object]:
-        """Return the replay of the run's graph, warmed up; the run itself where it cannot be captured."""
+        """Return the replay of the run's graph, warmed up.
+
+        Raises:
+            CaptureError: the run cannot be captured.
+        """
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
@@ -238,15 +261,20 @@ class Cuda:
                 run()
         except torch.OutOfMemoryError:
             raise
-        except RuntimeError:
-            # Kernels of some versions cannot be captured. All later steps run eagerly too: rows stay comparable.
-            self._captures = False
+        except RuntimeError as error:
+            # Other errors, such as illegal memory accesses, are no matter of graphs.
+            if "captur" not in str(error).lower():
+                raise
             torch.cuda.synchronize()
-            return run
+            raise CaptureError(_first_line(error)) from error
         replay: Callable[[], object] = graph.replay
         replay()
         torch.cuda.synchronize()
         return replay
+
+    def run_eagerly(self) -> None:
+        """Make no more CUDA graphs."""
+        self._captures = False
 
     def samples_s(self, run: Callable[[], object], *, seconds: float, at_least: int) -> list[float]:
         """Return the seconds of single runs."""
@@ -262,10 +290,6 @@ class Cuda:
 
         return _sampled(timed, seconds=seconds, at_least=at_least, timing_s=_CUDA_TIMING_S)
 
-    def typical_s(self, samples_s: Sequence[float]) -> float:
-        """Return the median."""
-        return statistics.median(samples_s)
-
     def facts(self) -> dict[str, str]:
         """Return GPU, driver, and torch with its CUDA version."""
         driver = self._asked("driver_version") or "unknown"
@@ -277,18 +301,13 @@ class Cuda:
 
     def settings(self) -> dict[str, str | int | float]:
         """Return clocks under load, power limit, and cache."""
-        asked = {
-            "sm_clock": "clocks.sm",
-            "memory_clock": "clocks.mem",
-            "largest_sm_clock": "clocks.max.sm",
-            "power_limit": "power.limit",
-            "temperature_c": "temperature.gpu",
-        }
-        self._heat_up()
-        clocks = {name: self._asked(query) for name, query in asked.items()}
+        with ThreadPoolExecutor(1) as pool:
+            answer = pool.submit(self._asked, ",".join(_CLOCKS.values()))
+            self._heat_up(until=answer.done)
+            values = [value.strip() for value in answer.result().split(",")]
+        clocks = dict(zip(_CLOCKS, values, strict=True)) if len(values) == len(_CLOCKS) else {}
         return {
             **{name: value for name, value in clocks.items() if value},
-            "statistic": "median",
             "cuda_graphs": "yes" if self._captures else "no",
             "cache_bytes": self.cache_bytes,
             "multiprocessors": int(self._properties.multi_processor_count),
@@ -299,11 +318,11 @@ class Cuda:
         """Give memory that is no longer used back to the device."""
         torch.cuda.empty_cache()
 
-    def _heat_up(self) -> None:
-        """Multiply for a third of a second, so that clocks are those of work."""
+    def _heat_up(self, until: Callable[[], bool] = lambda: True) -> None:
+        """Multiply for a third of a second and until something holds, so that clocks are those of work."""
         matrix = torch.randn(4096, 4096, device=self.torch_name, dtype=torch.bfloat16)
         until_s = time.perf_counter() + 0.3
-        while time.perf_counter() < until_s:
+        while time.perf_counter() < until_s or not until():
             for _ in range(10):
                 torch.mm(matrix, matrix)
             torch.cuda.synchronize()
@@ -322,19 +341,31 @@ class Cuda:
         return str(self._index) if uuid is None else f"GPU-{uuid}"
 
 
-def _sampled(timed: Callable[[int], float], *, seconds: float, at_least: int, timing_s: float) -> list[float]:
-    """Return seconds per run; each timing covers so many runs that it is long enough to be measured."""
+def _sampled(
+    timed: Callable[[int], float],
+    *,
+    seconds: float,
+    at_least: int,
+    timing_s: float,
+    clock: Callable[[], float] = time.perf_counter,
+) -> list[float]:
+    """Return seconds per run; each timing covers so many runs that it is long enough to be measured.
+
+    Args:
+        timed: returns the seconds of so many runs, by whichever clock.
+        seconds: of `clock`, the wall's, after which no timing is begun.
+        at_least: timings, half as many if a run is long.
+        timing_s: of one timing, at least.
+    """
+    until_s = clock() + seconds
     once_s = timed(1)
     times = max(1, round(timing_s / max(once_s, 1e-7)))
     # The first run is part of the warm-up where others follow cheaply.
     samples = [] if times > 1 else [once_s]
     if once_s >= _LONG_S:
-        at_least = min(at_least, 3)
-    spent_s = once_s
-    while len(samples) < at_least or (spent_s < seconds and len(samples) < _MOST_SAMPLES):
-        total_s = timed(times)
-        spent_s += total_s
-        samples.append(total_s / times)
+        at_least = (at_least + 1) // 2
+    while len(samples) < at_least or (clock() < until_s and len(samples) < _MOST_SAMPLES):
+        samples.append(timed(times) / times)
     return samples
 
 

@@ -21,6 +21,8 @@ Dtype = Any
 _EPSILON = 1e-5
 #: Standard deviation of weights: activations stay finite through any number of layers, and numbers look like real ones.
 _SCALE = 0.02
+#: Numbers that are drawn of a tensor, a prime, so that its rows differ; the rest are these again.
+_DRAWN = 65_537
 
 
 @dataclass(slots=True)
@@ -313,5 +315,12 @@ class RankModel:
         return self._random(*sizes, scale=_SCALE)
 
     def _random(self, *sizes: int, scale: float = 1.0) -> Tensor:
-        empty = torch.empty(*sizes, dtype=self._dtype, device=self._device)
-        return empty.normal_(0.0, scale, generator=self._generator)
+        tensor = torch.empty(*sizes, dtype=self._dtype, device=self._device)
+        flat = tensor.view(-1)
+        first = flat[:_DRAWN].normal_(0.0, scale, generator=self._generator)
+        whole = flat.numel() // _DRAWN
+        if whole:
+            # Drawing takes longer than many a step; times do not depend on whether numbers come again.
+            flat[_DRAWN : whole * _DRAWN].view(-1, _DRAWN).copy_(first)
+            flat[whole * _DRAWN :].copy_(first[: flat.numel() - whole * _DRAWN])
+        return tensor

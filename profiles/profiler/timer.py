@@ -2,31 +2,35 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import math
-from collections.abc import Sequence
+import statistics
+from collections.abc import Callable, Sequence
 
 import torch
 
 from profiles.grid import BLOCK_TOKENS, computed_tokens, decoding_requests
-from profiles.profiler.device import Device, translated_errors
+from profiles.profiler.device import CaptureError, Device, translated_errors
 from profiles.profiler.layer import RankModel
 from profiles.rows import Phase, Point
 from profiles.session import OutOfMemoryError, StepFailedError, Timing
 from profiles.shapes import DTYPE_BYTES, Shape
 
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
-#: Timings of layers and of ends at least, in each visit.
-_SAMPLES = 5
+#: Timings of layers and of ends at least, in each visit. On a busy CPU those of one visit agree, those of different
+#: ones do not, so that more visits say more than longer ones.
+_SAMPLES = {"cpu": 2, "cuda": 5}
 #: Runs of a visit that are no timings: warm-up, capture, replay, and the first that only says how long one takes.
-_OTHER_RUNS = 4
-#: What a visit takes beside its runs: allocating and filling caches, capturing.
+_OTHER_RUNS = {"cpu": 2, "cuda": 4}
+#: What a visit takes beside its runs: allocating caches, capturing.
 _VISIT_S = {"cpu": 0.002, "cuda": 0.1}
+#: Seconds to fill an element of weights or caches.
+_FILL_S = {"cpu": 2e-9, "cuda": 1e-11}
 #: Layer copies at least: a GPU idles some microseconds between two replays of a graph, which more layers share.
 _FEWEST_COPIES = {"cpu": 2, "cuda": 4}
-#: Weights and KV between two uses of the same copy are at least so many caches full.
+#: Weights, KV and activations between two uses of the same copy are at least so many caches full.
 _CACHES_BETWEEN = 3
-#: From so many tokens on weights are read once and computed with long: two layers are enough.
-_MANY_TOKENS = 512
 #: Share of the free memory that a step may plan to take.
 _MOST_OF_MEMORY = 0.9
 
@@ -56,28 +60,39 @@ class TorchTimer:
         """
         try:
             return self._timed(point, seconds=seconds)
-        except (OutOfMemoryError, StepFailedError):
-            # The traceback holds the step's tensors until here.
+        except (OutOfMemoryError, StepFailedError) as caught:
+            error = type(caught)(str(caught))
+        # The traceback of what was caught held the step's tensors until here.
+        gc.collect()
+        with contextlib.suppress(RuntimeError):
             self.device.release()
-            raise
+        raise error
 
     def visit_s(self, point: Point, step_s: float) -> float:
         """Return how long the shortest visit of a point takes if its step takes `step_s`."""
-        share = self.copies(point) / self.shape.model.layers
-        return (_OTHER_RUNS + _SAMPLES) * step_s * share + _VISIT_S[self._kind]
+        copies, layers = self.copies(point), self.shape.model.layers
+        runs = _OTHER_RUNS[self._kind] + _SAMPLES[self._kind]
+        kv = self._kv_tokens(point) * self.shape.kv_bytes_per_token(point.tp, self._element_bytes) * copies / layers
+        filling_s = kv / self._element_bytes * _FILL_S[self._kind]
+        return runs * step_s * copies / layers + filling_s + _VISIT_S[self._kind]
+
+    def setup_s(self, tps: Sequence[int], step_s: Callable[[Point], float]) -> float:
+        """Return how long `probe` takes at least, if its steps take `step_s`."""
+        tp = tps[-1]
+        share = self.most_copies(tp) / self.shape.model.layers
+        return self._rank_elements(tp) * _FILL_S[self._kind] + share * sum(step_s(point) for point in _probes(tp))
 
     def copies(self, point: Point) -> int:
         """Return how many layer copies the point is timed with.
 
         As many as keep a copy's weights and KV cache out of the device's caches until its next turn, never more than
-        the model has layers; two where so many tokens share the weights that it does not matter.
+        the model has layers. Activations pass through the caches too: with many tokens fewer copies are enough.
         """
         layers = self.shape.model.layers
-        if computed_tokens(point) >= _MANY_TOKENS:
-            return min(2, layers)
         tokens = max(computed_tokens(point), 1)
         one = self.shape.layer_matrix_parameters(point.tp, tokens) * self._element_bytes
         one += self._kv_tokens(point) * self.shape.kv_bytes_per_token(point.tp, self._element_bytes) / layers
+        one += self._activation_bytes(point)
         enough = max(_FEWEST_COPIES[self._kind], math.ceil(_CACHES_BETWEEN * self.device.cache_bytes / one))
         return min(layers, enough)
 
@@ -92,16 +107,35 @@ class TorchTimer:
             OutOfMemoryError: the device cannot even hold the layers and the head.
             StepFailedError: torch cannot run the model.
         """
-        prompt = Point(Phase.PREFILL.value, tps[-1], 2, 64, 64)
+        try:
+            self._probe(tps[-1])
+        except CaptureError:
+            self.device.run_eagerly()
+            self._probe(tps[-1])
+
+    def _probe(self, tp: int) -> None:
+        prompt, decode = _probes(tp)
         for native in (True, False):
             self._groups_natively = native
             try:
-                self._timed(prompt, seconds=0.0)
+                self._run_once(prompt)
                 break
+            except CaptureError:
+                raise
             except StepFailedError:
                 if not native:
                     raise
-        self._timed(Point(Phase.DECODE.value, tps[-1], 2, context_tokens=64.0), seconds=0.0)
+        self._run_once(decode)
+
+    def _run_once(self, point: Point) -> None:
+        copies = self.copies(point)
+        with torch.inference_mode(), translated_errors():
+            self._refuse_too_large(point, copies)
+            model = self._rank_model(point.tp)
+            step = model.step(point, copies=copies)
+            self.device.prepared(lambda: model.run_layers(step, copies))
+            self.device.prepared(lambda: model.run_ends(step))
+        self.device.release()
 
     def settings(self) -> dict[str, str | int | float]:
         """Return what was timed and how, for the head of a rows file."""
@@ -113,9 +147,9 @@ class TorchTimer:
             "kv_cache": f"contiguous per request, whole blocks of {BLOCK_TOKENS} tokens",
             "experts": "none" if experts is None else "even random routing, batched matrix products",
             "qk_norm": "yes" if self.shape.qk_norm else "no",
-            "caches_between_copies": _CACHES_BETWEEN,
-            "two_copies_from_tokens": _MANY_TOKENS,
-            "samples_at_least": _SAMPLES,
+            "copies": f"weights, KV and activations of {_CACHES_BETWEEN} caches between two uses of one",
+            "statistic": "median",
+            "samples_at_least": _SAMPLES[self._kind],
             **self.device.settings(),
         }
 
@@ -130,23 +164,23 @@ class TorchTimer:
             chain_s, ends_s = self._samples_s(point, copies, seconds=seconds)
         self.device.release()
         scale = self.shape.model.layers / copies
-        typical_s = self.device.typical_s
+        samples = min(len(chain_s), len(ends_s))
         return Timing(
-            step_s=scale * typical_s(chain_s) + typical_s(ends_s),
-            spread_s=math.hypot(scale * spread_s(chain_s), spread_s(ends_s)),
-            samples=min(len(chain_s), len(ends_s)),
+            step_s=scale * statistics.median(chain_s) + statistics.median(ends_s),
+            spread_s=math.hypot(scale * spread_s(chain_s), spread_s(ends_s)) if samples > 1 else None,
+            samples=samples,
         )
 
     def _samples_s(self, point: Point, copies: int, *, seconds: float) -> tuple[list[float], list[float]]:
         """Return seconds of the chain of layers, and of embedding, norm and head."""
-        model = self._rank_model(point.tp)
+        model, at_least = self._rank_model(point.tp), _SAMPLES[self._kind]
         step = model.step(point, copies=copies)
         layers = self.device.prepared(lambda: model.run_layers(step, copies))
-        chain_s = self.device.samples_s(layers, seconds=0.8 * seconds, at_least=_SAMPLES)
+        chain_s = self.device.samples_s(layers, seconds=0.8 * seconds, at_least=at_least)
         # A graph keeps its activations; the other one's are needed no more.
         del layers
         ends = self.device.prepared(lambda: model.run_ends(step))
-        return chain_s, self.device.samples_s(ends, seconds=0.2 * seconds, at_least=_SAMPLES)
+        return chain_s, self.device.samples_s(ends, seconds=0.2 * seconds, at_least=at_least)
 
     def _rank_model(self, tp: int) -> RankModel:
         model = self._model
@@ -162,30 +196,35 @@ class TorchTimer:
 
     def _refuse_too_large(self, point: Point, copies: int) -> None:
         """Refuse beforehand what cannot fit: the CPU's allocator gives memory it does not have, until nothing runs."""
-        model, rank = self.shape.model, self.shape.rank(point.tp)
-        kv = (
-            self._kv_tokens(point)
-            * self.shape.kv_bytes_per_token(point.tp, self._element_bytes)
-            * copies
-            / model.layers
-        )
-        widest = max(2 * rank.ffn_size, rank.shared_ffn_size, (rank.heads + 2 * rank.kv_heads) * model.head_dim)
-        if self.shape.experts is not None:
-            widest = max(widest, 2 * self.shape.experts.per_token * (rank.expert_ffn_size + model.hidden_size))
-        activations = computed_tokens(point) * (4 * model.hidden_size + 2 * widest) * self._element_bytes
-        needed = kv + activations
+        kv_bytes = self._kv_tokens(point) * self.shape.kv_bytes_per_token(point.tp, self._element_bytes)
+        needed = kv_bytes * copies / self.shape.model.layers + self._activation_bytes(point)
         if self._model is None or self._model.rank.tp != point.tp:
-            layer = self.shape.layer_matrix_parameters(point.tp, math.inf)
-            head = 2 * rank.vocabulary * model.hidden_size
-            needed += (self.most_copies(point.tp) * layer + head) * self._element_bytes
+            needed += self._rank_elements(point.tp) * self._element_bytes
         free = self.device.free_bytes()
         if needed > _MOST_OF_MEMORY * free:
             raise OutOfMemoryError(f"needs {needed / 2**30:.1f} GiB, {free / 2**30:.1f} GiB are free")
+
+    def _activation_bytes(self, point: Point) -> float:
+        """Return the bytes of a layer's activations."""
+        model, rank = self.shape.model, self.shape.rank(point.tp)
+        widest = max(2 * rank.ffn_size, rank.shared_ffn_size, (rank.heads + 2 * rank.kv_heads) * model.head_dim)
+        if self.shape.experts is not None:
+            widest = max(widest, 2 * self.shape.experts.per_token * (rank.expert_ffn_size + model.hidden_size))
+        return computed_tokens(point) * (4 * model.hidden_size + 2 * widest) * self._element_bytes
+
+    def _rank_elements(self, tp: int) -> float:
+        """Return the weights that a rank is built with."""
+        head = 2 * self.shape.rank(tp).vocabulary * self.shape.model.hidden_size
+        return self.most_copies(tp) * self.shape.layer_matrix_parameters(tp, math.inf) + head
 
     @staticmethod
     def _kv_tokens(point: Point) -> float:
         prompts = point.requests * (point.prompt_tokens + point.cached_tokens) if point.prompt_tokens else 0
         return prompts + decoding_requests(point) * point.context_tokens
+
+
+def _probes(tp: int) -> tuple[Point, Point]:
+    return Point(Phase.PREFILL.value, tp, 2, 64, 64), Point(Phase.DECODE.value, tp, 2, context_tokens=64.0)
 
 
 def spread_s(samples_s: Sequence[float]) -> float:

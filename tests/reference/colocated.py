@@ -8,7 +8,17 @@ from dataclasses import dataclass, field
 
 from dsim.pools import Policy, Pool, Role
 from dsim.profile import BatchLimits, Preemption, Profile
-from tests.reference.state import KvCache, Pipeline, Request, Step, StepRecord, cache_blocks, computed_tokens, swap_s
+from tests.reference.state import (
+    KvCache,
+    Pipeline,
+    Request,
+    Step,
+    StepRecord,
+    cache_blocks,
+    computed_tokens,
+    decoded_tokens,
+    swap_s,
+)
 
 
 @dataclass(eq=False)
@@ -63,7 +73,7 @@ class ColocatedInstance:
         self.token_budget = pool.token_budget or 0
         if self.policy is Policy.CHUNKED:
             self.request_limit = min(limits.requests, self.token_budget)
-        blocks = cache_blocks(profile, profile.kv_tokens(pool.parallelism)) // self.pp
+        blocks = cache_blocks(profile, decoded_tokens(profile, pool.parallelism)) // self.pp
         self.loops = [Loop(i, KvCache(blocks=blocks, block_tokens=profile.block_tokens)) for i in range(self.pp)]
         self.pipeline = Pipeline(self.pp)
         self.log = log

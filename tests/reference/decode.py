@@ -17,6 +17,7 @@ from tests.reference.state import (
     StepRecord,
     cache_blocks,
     computed_tokens,
+    decoded_tokens,
     prefix_within,
     swap_s,
 )
@@ -88,7 +89,7 @@ class DecodeInstance:
         self.request_limit = profile.limits.get(Role.DECODE, BatchLimits()).requests
         self.prefill_limits = profile.limits.get(Role.PREFILL, BatchLimits())
         self.cache = KvCache(
-            blocks=cache_blocks(profile, profile.kv_tokens(pool.parallelism)), block_tokens=profile.block_tokens
+            blocks=cache_blocks(profile, decoded_tokens(profile, pool.parallelism)), block_tokens=profile.block_tokens
         )
         self.pipeline = Pipeline(self.pp)
         self.senders = senders

@@ -95,7 +95,7 @@ def run_reference_closed(
         num_requests: nothing is sent after this many.
     """
     system = _system(placement, profiles, seed, prefill_router, decode_router, colocated_router, prefill_token_limit)
-    return _Run(system, _ClosedLoop(users, start_s, num_requests)).result()
+    return _Run(system, _ClosedLoop(users, start_s, num_requests, system.request_s)).result()
 
 
 class _OpenLoop:
@@ -119,9 +119,12 @@ class _OpenLoop:
 class _ClosedLoop:
     """Users with one request at a time and no think time."""
 
-    def __init__(self, users: Sequence[Sequence[Lengths]], start_s: Sequence[float], num_requests: int) -> None:
+    def __init__(
+        self, users: Sequence[Sequence[Lengths]], start_s: Sequence[float], num_requests: int, request_s: float
+    ) -> None:
+        self.request_s = request_s
         self.lengths = [list(lengths) for lengths in users]
-        #: (instant, user) of each sending to come.
+        #: (instant of sending, user) of each request that is not queued yet.
         self.due = [(start, user) for user, start in enumerate(start_s)]
         self.num_requests = num_requests
         self.sent = 0
@@ -129,12 +132,12 @@ class _ClosedLoop:
     def next_s(self) -> float:
         if self.sent == self.num_requests:
             return math.inf
-        return min((at_s for at_s, user in self.due if self.lengths[user]), default=math.inf)
+        return min((at_s + self.request_s for at_s, user in self.due if self.lengths[user]), default=math.inf)
 
     def send(self, now: float) -> list[Request]:
         requests = []
         for at_s, user in sorted(self.due, key=lambda item: item[1]):
-            if at_s <= now and self.lengths[user] and self.sent < self.num_requests:
+            if at_s + self.request_s <= now and self.lengths[user] and self.sent < self.num_requests:
                 self.due.remove((at_s, user))
                 prompt, output = self.lengths[user].pop(0)
                 requests.append(Request(id=self.sent, arrival_s=at_s, prompt=prompt, output=output, user=user))

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from dsim.latency import Chunk
+from dsim.pools import Parallelism
 from dsim.profile import BatchLimits, Profile
 
 NAN = math.nan
@@ -138,6 +139,11 @@ class KvCache:
 
     def recount(self, held_tokens: Iterable[int]) -> None:
         assert self.used == sum(self.blocks(tokens) for tokens in held_tokens), "KV blocks not conserved"
+
+
+def decoded_tokens(profile: Profile, parallelism: Parallelism) -> int:
+    """Return the tokens of KV that an instance that decodes may hold: memory, and the context that was measured."""
+    return int(min(profile.kv_tokens(parallelism), profile.latency_at(parallelism.tp).valid_range.context_tokens))
 
 
 def cache_blocks(profile: Profile, kv_tokens: int) -> int:

@@ -1,0 +1,1 @@
+"""Reports: one offline HTML page that a planner can read, keep and print."""

@@ -1,0 +1,111 @@
+"""What the figures of a report show, whoever draws them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+#: Okabe and Ito's colours as variables of the page's style, told apart with any colour vision; markers differ, too.
+COLOURS = ("blue", "orange", "green", "purple", "yellow")
+MARKERS = ("circle", "square", "diamond", "triangle-up", "x")
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """A value between its limits."""
+
+    low: float
+    best: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """Values with intervals against a quantity.
+
+    Args:
+        colour: index into `COLOURS` and `MARKERS`.
+        band: range of the quantity that is shaded, such as an interval of the goodput.
+    """
+
+    name: str
+    x: tuple[float, ...]
+    y: tuple[Spread, ...]
+    colour: int
+    band: tuple[float, float] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LineFigure:
+    """Lines against a common quantity.
+
+    Args:
+        identity: the element's id.
+        summary: what a reader who cannot see the figure is told.
+        target: a value that is marked by a line across.
+        from_zero: the quantity's axis begins at 0.
+    """
+
+    identity: str
+    caption: str
+    summary: str
+    x_label: str
+    y_label: str
+    lines: tuple[Line, ...]
+    y_range: tuple[float, float]
+    target: float | None = None
+    target_name: str = ""
+    from_zero: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Bars:
+    """One part of every bar: None where the bar has none."""
+
+    name: str
+    values: tuple[float | None, ...]
+    colour: int
+
+
+@dataclass(frozen=True, slots=True)
+class BarFigure:
+    """Horizontal bars, each the sum of its parts.
+
+    Args:
+        rows: names of the bars, from the top.
+        most: end of the axis; None: what the bars need.
+        digits: after the point, where a value is shown.
+    """
+
+    identity: str
+    caption: str
+    summary: str
+    x_label: str
+    rows: tuple[str, ...]
+    parts: tuple[Bars, ...]
+    most: float | None = None
+    digits: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Dots:
+    """One value with its interval in every row, None where there is none."""
+
+    name: str
+    values: tuple[Spread | None, ...]
+    colour: int
+
+
+@dataclass(frozen=True, slots=True)
+class DotFigure:
+    """Values with intervals by row."""
+
+    identity: str
+    caption: str
+    summary: str
+    x_label: str
+    rows: tuple[str, ...]
+    dots: tuple[Dots, ...]
+
+
+Figure: TypeAlias = LineFigure | BarFigure | DotFigure

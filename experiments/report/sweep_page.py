@@ -1,0 +1,150 @@
+"""The report of a sweep: what it is about, its figures, its numbers, and what was published beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from dsim.errors import InputError
+from experiments.compare import Comparison, closeness, compare
+from experiments.report.markup import Content, Html, bullets, definitions, details, element, joined, number, table
+from experiments.report.page import page, picture
+from experiments.report.words import count_of
+from experiments.store import SweepResults, load_sweep, records_of
+
+#: Failed tasks that are listed one by one.
+_MOST_FAILED = 20
+
+
+def render_sweep(folder: Path) -> str:
+    """Return the page of the sweep in a folder; the same files give the same bytes.
+
+    Raises:
+        InputError: it holds no results, or not all yet.
+    """
+    results = load_sweep(folder)
+    if not (folder / "summary.csv").is_file():
+        hint = "finish it with dsim sweep --resume"
+        raise InputError(str(folder), "has no summary.csv: the sweep has not run to its end", hint=hint)
+    parts = [
+        ("figures", "Figures", _figures(results, folder)),
+        ("published", "Beside what was published", _published(results)),
+        ("numbers", "Numbers", _numbers(results)),
+        ("failed", "Failed tasks", _failed(results)),
+        ("reproduce", "How to get this again", _reproduce(results)),
+    ]
+    return page(
+        title=f"Sweep {results.name}",
+        heading=f"Sweep {results.name}",
+        lead=element("p", results.about, class_="verdict"),
+        sections=[(identity, heading, joined(content)) for identity, heading, content in parts if content],
+        figures=(),
+    )
+
+
+def _figures(results: SweepResults, folder: Path) -> list[Html]:
+    found = []
+    for spec in results.plots:
+        path, title = folder / f"{spec.file}.svg", spec.title or spec.file
+        if path.is_file():
+            drawn = picture(path.read_bytes(), kind="image/svg+xml", description=f"{title}: {spec.kind.value} plot")
+            found.append(element("figure", drawn, element("figcaption", title, "; its numbers are in the table below")))
+        else:
+            found.append(element("p", f"{path.name} is missing; dsim plot draws it.", class_="note"))
+    return found
+
+
+def _published(results: SweepResults) -> list[Html]:
+    comparisons = compare(results)
+    if not comparisons:
+        return []
+    near = [
+        [c.column, str(c.points), _value(c.mean), _value(c.worst), _value(c.mean_ratio)] for c in closeness(comparisons)
+    ]
+    headings = ["Number", "Points", "Mean difference", "Largest", "Simulated / published"]
+    found = [element("p", "Published: ", results.outline.published.source)]
+    if near:
+        found.append(table("How near the simulated numbers are to the published ones", headings, near))
+    keys = results.outline.keys
+    rows = [_compared(comparison, keys) for comparison in comparisons]
+    columns = [*keys, "number", "published", "simulated", "interval", "difference", "note"]
+    everything = table("Every published number", columns, rows, texts=(*range(len(keys) + 1), len(columns) - 1))
+    found.append(everything if len(rows) <= 15 else details(f"All {len(rows)} published numbers", everything))
+    return found
+
+
+def _compared(found: Comparison, keys: tuple[str, ...]) -> list[Content]:
+    interval: Content = "–"
+    if found.low is not None and found.high is not None:
+        interval = element("span", _value(found.low), "–", _value(found.high), class_="range")
+    return [
+        *(_value(found.factors[key]) for key in keys),
+        found.column,
+        _value(found.published),
+        _value(found.simulated),
+        interval,
+        _value(found.difference),
+        found.note or "–",
+    ]
+
+
+def _numbers(results: SweepResults) -> list[Html]:
+    keys, shown = results.outline.keys, results.shown
+    rows = [
+        [*(_value(record[key]) for key in keys), *(_metric(record, name) for name in shown)]
+        for record in records_of(results.summary)
+    ]
+    caption = "One row for each combination of factors; in brackets intervals of the mean over replications"
+    return [table(caption, [*keys, *shown], rows, texts=range(len(keys)))]
+
+
+def _metric(record: Mapping[str, Any], name: str) -> Content:
+    best = record.get(name, record.get(f"{name}.best"))
+    low, high = record.get(f"{name}.low"), record.get(f"{name}.high")
+    if low is None or high is None:
+        return _value(best)
+    return element("span", _value(best), " (", _value(low), "–", _value(high), ")", class_="range")
+
+
+def _value(value: object) -> Content:
+    if value is None:
+        return "–"
+    return number(value, f"{value:.4g}") if isinstance(value, float) else str(value)
+
+
+def _failed(results: SweepResults) -> list[Html]:
+    failed = results.failed
+    if not failed:
+        return []
+    rows = [
+        [
+            ", ".join(f"{key}={value}" for key, value in row.factors.items()) or "the only one",
+            str(row.replication),
+            row.error,
+        ]
+        for row in failed[:_MOST_FAILED]
+    ]
+    more = len(failed) - len(rows)
+    found = [element("p", f"{count_of(len(failed), 'task')} of {len(results.rows):,} failed.")]
+    found.append(table("Failed tasks", ["Factors", "Replication", "Error"], rows, texts=(2,)))
+    return [*found, *([element("p", f"{more:,} more are in rows.jsonl.")] if more else [])]
+
+
+def _reproduce(results: SweepResults) -> list[Html]:
+    versions = sorted({row.version for row in results.rows})
+    hashes = sorted({(role, sha256) for row in results.rows for role, sha256 in row.profiles.items()})
+    seeds = sorted({row.seed for row in results.rows})
+    command = "dsim sweep RESULT/sweep.yaml -o ANOTHER\ndsim report ANOTHER -o report.html"
+    pairs: list[tuple[Content, Content]] = [
+        ("dsim", ", ".join(versions)),
+        ("Seeds", ", ".join(map(str, seeds)) if len(seeds) <= 10 else f"{seeds[0]} to {seeds[-1]}"),
+        ("Tasks", f"{len(results.rows):,}"),
+    ]
+    if hashes:
+        pairs.append(("Profiles", bullets([role, " ", element("code", sha, class_="hash")] for role, sha in hashes)))
+    return [
+        element("p", "RESULT is the folder that this page was made from:"),
+        element("pre", element("code", command), tabindex="0", aria_label="commands"),
+        definitions(pairs),
+    ]
