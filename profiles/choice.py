@@ -66,7 +66,7 @@ def best_profile(
 ) -> Profile:
     """Return the profile with the best evidence: a shipped one, else an estimate.
 
-    >>> best_profile("13b", "a100").name, best_profile("llama-2-70b", "h100").name
+    >>> best_profile("13b", "a100-80g").name, best_profile("llama-2-70b", "h100").name
     ('opt-13b-a100-80g-distserve', 'llama-2-70b-h100-sxm-vllm-2023')
 
     Args:

@@ -56,7 +56,7 @@ MALFORMED = [
     ({"measure": "simulat"}, "base.yaml:5: measure='simulat' is not known; did you mean 'simulate'?"),
     ({"modell": "13b"}, "base.yaml:5: 'modell' is not a known key; did you mean 'model'?"),
     ({"model": ""}, "base.yaml:1: model is needed; as in model 13b"),
-    ({"model": "14b"}, "base.yaml:4: model='14b' is not a known model"),
+    ({"model": "12b"}, "base.yaml:4: model='12b' is not a known model"),
     (
         {"engine": "vlm"},
         "base.yaml:5: engine='vlm' has no latency profile for opt-13b on a100-80g; did you mean 'vllm'",

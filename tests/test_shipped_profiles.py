@@ -255,8 +255,7 @@ def test_the_refused_degree_says_why() -> None:
     [
         (
             *("175b", "a100-80g", "distserve"),
-            "--model: 'opt-175b' has no published latency coefficients; a later release models it; "
-            "there are profiles for ",
+            "--model: 'opt-175b' has no latency profile; there are profiles for ",
         ),
         (
             *("llama-3.1-405b", "h100", "vllm"),
