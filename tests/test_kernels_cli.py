@@ -84,9 +84,9 @@ class TestImport:
             (
                 "decode",
                 {
-                    "x_kv_usage": [0.1, 0.2, 0.4],
-                    "y_context_length": [1000.0] * 3,
-                    "z_itl": [8.0, 9.0, 11.0],
+                    "x_kv_usage": [0.1, 0.2, 0.4, 0.4],
+                    "y_context_length": [1000.0, 1000.0, 1000.0, 4000.0],
+                    "z_itl": [8.0, 9.0, 11.0, 9.5],
                     "max_kv_tokens": [100_000],
                 },
             ),
