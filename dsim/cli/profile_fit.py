@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dsim.catalog import find_gpu, find_model
 from dsim.cli.inputs import seconds
 from dsim.cli.options import DryRun, NoColor, Overwrite, Quiet, file_path
 from dsim.cli.output import note
@@ -51,6 +50,7 @@ def fit(
     quiet: Quiet = False,
 ) -> int:
     """Fit a latency profile to timing rows, and show it."""
+    from dsim.catalog import find_gpu, find_model
     from dsim.cli.output import show, use_color
     from dsim.cli.profile_show import profile_parts
     from dsim.files import write_whole
