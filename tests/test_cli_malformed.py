@@ -172,6 +172,7 @@ SEARCH = [
     ("--requests", "5", "--requests: 5 must be >= 10"),
     ("--requests", "-1", "--requests: -1 must be >= 10"),
     ("--requests", "1e3", "--requests: '1e3' must be a whole number"),
+    ("--extrapolate", "=1", "--extrapolate: does not take a value"),
     ("--top", "0", "--top: 0 must be >= 1"),
     ("--top", "all", "--top: 'all' must be a whole number"),
     ("--precision", "0", "--precision: '0' must be above 0 and below 1"),

@@ -53,8 +53,11 @@ def test_profiles_of_different_models_are_refused() -> None:
 def test_context_beyond_the_valid_range(kind: str, pp: int) -> None:
     profile = with_range(make_profile(), context_tokens=33)
     text = f"1xP:tp1pp1 + 1xD:tp1pp{pp}" if kind == "D" else f"1xC:tp1pp{pp}"
-    with pytest.raises(InputError, match=r"context_tokens of a decode step=34 is beyond the valid range of 33"):
-        simulate(Placement.parse(text), make_trace([0.0], [30], [9]), profiles=profile)
+    # It would need three blocks of 16 tokens, of which two are within the range; the next request fits them.
+    trace = make_trace([0.0, 0.0], [30, 30], [9, 3])
+    kept = simulate(Placement.parse(text), trace, profiles=profile, options=Options(log_steps=True))
+    assert kept.columns["rejected"].tolist() == [True, pp > 1 and kind == "C"]
+    assert kept.kv_blocks[Role(kind)] == 2
     result = simulate(
         Placement.parse(text), make_trace([0.0], [30], [9]), profiles=profile, options=Options(extrapolate=True)
     )

@@ -39,10 +39,14 @@ def to_json(value: object) -> str:
     return json.dumps(_plain(value), indent=2, allow_nan=False, ensure_ascii=False) + "\n"
 
 
-def to_csv(rows: Sequence[Mapping[str, object]]) -> str:
-    """Return the rows as CSV with a header line; nested values get dotted column names."""
+def to_csv(rows: Sequence[Mapping[str, object]], first: Sequence[str] = ()) -> str:
+    """Return the rows as CSV with a header line; nested values get dotted column names.
+
+    Args:
+        first: columns that stand first, also where there are no rows.
+    """
     flat = [dict(_flat(row)) for row in rows]
-    columns = list(dict.fromkeys(name for row in flat for name in row))
+    columns = list(dict.fromkeys([*first, *(name for row in flat for name in row)]))
     # A nested value that is null in one row and an object in another has its columns from the latter.
     parents = {name.rpartition(".")[0] for name in columns}
     columns = [name for name in columns if name not in parents]

@@ -507,12 +507,13 @@ def _print(asked: _Run, result: Result, summary: dict[str, Any], *, output_forma
 
 def _log_files(result: Result) -> dict[str, str]:
     """Return what --step-log writes, by name: what `dsim plot` draws a timeline from."""
-    from dataclasses import asdict
+    from dataclasses import asdict, fields
 
     from dsim.cli.output import to_csv
+    from dsim.recorder import KvRecord
 
     every = result.arrivals().to_csv(index_label="request", lineterminator="\n")
-    kv = to_csv([asdict(change) for change in result.kv or ()])
+    kv = to_csv([asdict(change) for change in result.kv or ()], [field.name for field in fields(KvRecord)])
     return dict(zip(_LOG_FILES, (_steps_csv(result), kv, every), strict=True))
 
 
@@ -531,5 +532,6 @@ def _steps_csv(result: Result) -> str:
                 "decode": " ".join(map(str, step.decode)),
             }
             for step in result.steps or ()
-        ]
+        ],
+        ["role", "instance", "part", "launch_s", "end_s", "prefill", "decode"],
     )
