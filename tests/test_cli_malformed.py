@@ -134,7 +134,6 @@ SEARCH_GOOD = {"--model": "13b", "--slo": "ttft=0.4,tpot=0.1"}
 SEARCH = [
     ("--model", "12b", "--model: '12b' is not a known model"),
     ("--evidence", "hearsay", "'hearsay' is not one of"),
-    ("--extrapolate", "=1", "--extrapolate: does not take a value"),
     ("--gpu", "a101", "--gpu: 'a101' is not a known GPU"),
     ("--engine", "vlm", "--engine: 'vlm' has no latency profile"),
     ("--profile", "{dir}/cut.yaml", "cut.yaml:"),

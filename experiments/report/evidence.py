@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from dsim.latency import ValidRange
+from dsim.options import Evidence
 from dsim.profile import Profile
 from dsim.profile_fit import FitError
 from experiments.report.answer import Answer
@@ -48,6 +49,7 @@ class ProfileEvidence:
 
     Args:
         roles: that it was used for.
+        rests_on: what its step times rest on and how far they may be off, in words.
         valid: range of its inputs by tensor parallel degree, in words; equal ones together.
         fit: how far it is from rows, in words.
         validation: (what was measured, how close dsim comes).
@@ -57,6 +59,7 @@ class ProfileEvidence:
     roles: tuple[str, ...]
     engine: str
     source: str
+    rests_on: str
     sha256: str
     valid: tuple[str, ...]
     violations: tuple[str, ...]
@@ -82,6 +85,7 @@ def evidence(profiles: Mapping[str, Profile], *, shipped: Mapping[str, str]) -> 
                 roles=roles,
                 engine=f"{profile.engine} ({profile.engine_version})",
                 source=profile.source,
+                rests_on=_rests_on(profile),
                 sha256=sha256,
                 valid=_valid(profile),
                 violations=profile.violations,
@@ -90,6 +94,17 @@ def evidence(profiles: Mapping[str, Profile], *, shipped: Mapping[str, str]) -> 
             )
         )
     return tuple(found)
+
+
+def _rests_on(profile: Profile) -> str:
+    what = {
+        Evidence.MEASURED: "whole steps were timed",
+        Evidence.KERNELS: "kernels were timed, and their times added up; no whole step was",
+        Evidence.ROOFLINE: "nothing of this model was timed: the GPU's datasheet, and shares of it that kernels reach",
+    }[profile.evidence]
+    error = f"; expected error of a step {profile.expected_error}" if profile.expected_error else ""
+    caveat = f"; {profile.model.caveat}" if profile.model.caveat else ""
+    return f"{what}{error}{caveat}"
 
 
 def _valid(profile: Profile) -> tuple[str, ...]:
@@ -124,7 +139,7 @@ def _error(error: FitError) -> str:
 def assumptions(answer: Answer, profiles: Mapping[str, Profile]) -> tuple[str, ...]:
     """Return what the answer takes for granted."""
     found = [
-        "A step takes what the latency profile says; TP degrees nobody timed are refused.",
+        "A step takes what the latency profile says; TP degrees that it does not have are refused.",
         "Engines behave as dsim's semantics say, to the step: first come first served, paged KV block by block, swap "
         "or recompute when memory runs out, micro-batches with pipeline parallelism.",
         *_engines(answer, profiles),

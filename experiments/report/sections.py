@@ -528,6 +528,7 @@ def _evidence(found: ProfileEvidence) -> Html:
         ("Used for", words.listed(found.roles)),
         ("Engine", found.engine),
         ("Source", found.source),
+        ("Rests on", found.rests_on),
         ("SHA-256", element("code", found.sha256, class_="hash")),
         ("Valid range", bullets(found.valid)),
         ("Known violations", bullets(found.violations) if found.violations else "none known"),
