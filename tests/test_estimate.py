@@ -13,6 +13,7 @@ from dsim.contract import find_violations
 from dsim.errors import InputError
 from dsim.options import Evidence
 from dsim.pools import Parallelism, Role
+from dsim.profile import profiles_by_role
 from dsim.profile_file import load_profile
 from profiles.choice import best_profile
 from profiles.estimate import ENGINES, estimated_profile, expected_error
@@ -153,3 +154,20 @@ def test_kernels_are_better_than_estimates_and_say_what_they_are() -> None:
         assert profile.evidence is (Evidence.KERNELS if composed else Evidence.MEASURED), name
     with pytest.raises(InputError, match=r"--evidence: 'measured' has no profile of llama-3\.1-70b on h100-sxm"):
         best_profile("llama-3.1-70b", "h100", evidence=Evidence.MEASURED)
+
+
+def test_without_an_engine_the_best_evidence_decides() -> None:
+    assert best_profile("llama-2-70b", "h100").name == "llama-2-70b-h100-sxm-vllm-2023"
+    kernels = best_profile("llama-2-70b", "h100", evidence=Evidence.KERNELS)
+    assert (kernels.engine, kernels.evidence) == ("vllm", Evidence.KERNELS)
+    assert best_profile("opt-13b", "h100").evidence is Evidence.ROOFLINE
+
+
+def test_capacity_within_the_range_holds_for_all_evidence() -> None:
+    for evidence in Evidence:
+        profile = best_profile("llama-2-70b", "h100", evidence=evidence)
+        capped = profiles_by_role(profile, extrapolate=False)[Role.DECODE]
+        for tp in (4, 8):
+            full, most = profile.kv_tokens(Parallelism(tp, 1)), profile.latency[tp].valid_range.context_tokens
+            assert full > 0
+            assert capped.kv_tokens(Parallelism(tp, 1)) == min(full, most)

@@ -61,6 +61,12 @@ MALFORMED = [
         {"engine": "vlm"},
         "base.yaml:5: engine='vlm' has no latency profile for opt-13b on a100-80g; did you mean 'vllm'",
     ),
+    ({"evidence": "hearsay"}, "base.yaml:5: evidence='hearsay' is not known"),
+    ({"evidence": "kernels"}, "base.yaml:5: evidence='kernels' has no profile of opt-13b on a100-80g"),
+    (
+        {"evidence": "roofline", "profile_set": "{block_tokens: 32}"},
+        "changes a profile file, and step times of opt-13b",
+    ),
     ({"profile": "none.yaml"}, "none.yaml: does not exist"),
     ({"placement": ""}, "base.yaml:1: placement is missing; add this key"),
     ({"placement": "1xQ:tp1"}, "base.yaml:4: '1xQ:tp1' is not a pool; write"),
@@ -216,3 +222,12 @@ def test_a_trace_is_known_by_its_content(tmp_path: Path) -> None:
     assert first.traffic.requests == 2
     with pytest.raises(InputError, match="asks for more requests than the trace has; it has 2"):
         setting(changed(rate="", trace="a.csv", requests="3"), tmp_path)
+
+
+def test_evidence_is_chosen_as_on_the_command_line() -> None:
+    names = {
+        profile.name
+        for evidence in ("measured", "roofline")
+        for profile in setting(changed(evidence=evidence)).used.values()
+    }
+    assert names == {"opt-13b-a100-80g-distserve", "opt-13b-a100-80g-vllm-roofline"}
