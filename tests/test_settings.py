@@ -216,3 +216,11 @@ def test_a_trace_is_known_by_its_content(tmp_path: Path) -> None:
     assert first.traffic.requests == 2
     with pytest.raises(InputError, match="asks for more requests than the trace has; it has 2"):
         setting(changed(rate="", trace="a.csv", requests="3"), tmp_path)
+
+
+def test_goodputs_of_other_precision_or_length_have_other_identities() -> None:
+    base = "measure: goodput\nmodel: 13b\nplacement: 1xC:tp1pp1\nslo: {ttft: 0.4, tpot: 0.1}\n"
+    texts = ["", "search: {precision: 0.1}\n", "search: {requests: 300}\n", "kv_blocks: 300\n"]
+    settings = [parse_setting(parse_yaml((base + text).encode(), file="a"), folder=Path()) for text in texts]
+    found = {json.dumps(setting.identity(), sort_keys=True) for setting in settings}
+    assert len(found) == len(texts)
