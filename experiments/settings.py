@@ -232,6 +232,8 @@ class Setting:
         if self.measure is Measure.SEARCH and self.search is not None:
             asked = dataclasses.replace(self.search, jobs=None)
             found |= {"placement": None, "requests": None, "search": _plain(asked)}
+        elif self.measure is Measure.GOODPUT and self.search is not None:
+            found["search"] = {"precision": self.search.precision, "requests": self.search.requests}
         return found
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import math
 import os
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dsim.errors import InputError
+from dsim.files import write_whole
 from dsim.version import __version__
 from dsim.yamlfile import Scalar
 from experiments.edits import first_difference, plain
@@ -27,6 +29,8 @@ if TYPE_CHECKING:
 
 #: The resolved sweep file in the folder of its results.
 SWEEP_FILE = "sweep.yaml"
+#: Digests of the files that a sweep has made of its rows, by name.
+_CLAIMS = ".made.json"
 #: Confidence of the intervals over replications.
 CONFIDENCE = 0.95
 
@@ -48,7 +52,7 @@ _MOST_SHOWN = 8
 _SHARES = frozenset({"attainment", "utilization", "kv_peak", "parts_share"})
 
 #: What tells rows apart: content, factor values, replication.
-RowKey = tuple[str, tuple[Scalar, ...], int]
+RowKey = tuple[str, tuple[tuple[str, Scalar], ...], int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +109,7 @@ class Row:
     @property
     def key(self) -> RowKey:
         """What tells it apart from other rows of the sweep."""
-        return self.id, tuple(self.factors.values()), self.replication
+        return self.id, tuple(self.factors.items()), self.replication
 
     def to_line(self) -> str:
         """Return the row as a line of JSON; numbers that are not finite become null."""
@@ -175,7 +179,10 @@ class RowsFile:
     @contextlib.contextmanager
     def writer(self) -> Iterator[_Writer]:
         """Open it for more rows; what a killed process left of its last line is dropped."""
-        created = not self.path.exists()
+        created = not self.path.exists() and not self.path.is_symlink()
+        if not created and not _is_ours(self.path):
+            hint = "move the file away, or give another directory"
+            raise InputError(str(self.path), "holds no rows of a sweep", hint=hint)
         with self.path.open("ab") as file:
             _drop_torn_line(self.path)
             file.seek(0, os.SEEK_END)
@@ -213,15 +220,65 @@ def rows_files(folder: Path) -> list[Path]:
     return sorted(found, key=lambda path: (int(found[path]["parts"] or 0), int(found[path]["part"] or 0)))
 
 
+def claim(folder: Path, files: Mapping[str, str | bytes]) -> None:
+    """Note, before they are written, that these files are the sweep's own and not a user's."""
+    own = _claimed(folder) | {name: _digest(content) for name, content in files.items()}
+    write_whole(folder / _CLAIMS, json.dumps(dict(sorted(own.items())), indent=1) + "\n")
+
+
+def check_claims(folder: Path, names: Iterable[str]) -> None:
+    """Refuse to replace files of these names that no sweep has made here, or that were changed since.
+
+    Raises:
+        InputError: there is one.
+    """
+    foreign = [name for name in names if (folder / name).exists() and not _is_claimed(folder, name)]
+    if foreign:
+        rule = f"already has {', '.join(foreign)}, not as a sweep wrote {'it' if len(foreign) == 1 else 'them'}"
+        hint = "give another directory, or replace with --overwrite"
+        raise InputError("--output-dir", rule, value=str(folder), hint=hint)
+
+
 def made_files(folder: Path) -> list[Path]:
-    """Return the files in a folder that a sweep has made: its rows and what was made of them."""
-    made = [folder / name for name in (SWEEP_FILE, "summary.csv", "summary.json", "compare.csv")]
+    """Return the files in a folder that a sweep has made and nobody changed: its rows and what was made of them.
+
+    Raises:
+        InputError: a file named as rows are holds something else.
+    """
+    for path in rows_files(folder):
+        if not _is_ours(path):
+            hint = "move the file away, or give another directory"
+            raise InputError(str(path), "holds no rows of a sweep", hint=hint)
+    made = [folder / name for name in _claimed(folder) if _is_claimed(folder, name)]
+    return [*rows_files(folder), *made, *([folder / _CLAIMS] if (folder / _CLAIMS).is_file() else [])]
+
+
+def _claimed(folder: Path) -> dict[str, str]:
+    """Return the digests of the files that a sweep has made in a folder, by name."""
     try:
-        plots = read_outline(folder / SWEEP_FILE).plots
-    except InputError:
-        plots = ()
-    figures = [folder / f"{spec.file}.{suffix}" for spec in plots for suffix in ("svg", "png")]
-    return [path for path in (*rows_files(folder), *made, *figures) if path.is_file()]
+        known = json.loads((folder / _CLAIMS).read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return {str(name): str(digest) for name, digest in known.items()} if isinstance(known, dict) else {}
+
+
+def _is_claimed(folder: Path, name: str) -> bool:
+    path = folder / name
+    if Path(name).name != name or path.is_symlink() or not path.is_file():
+        return False
+    return _claimed(folder).get(name) == _digest(path.read_bytes())
+
+
+def _is_ours(path: Path) -> bool:
+    """Return whether a file holds rows, one of which may be unfinished."""
+    if path.is_symlink() or not path.is_file():
+        return False
+    data = path.read_bytes()
+    return not data or data.startswith(b'{"id":') or b'{"id":'.startswith(data)
+
+
+def _digest(content: str | bytes) -> str:
+    return hashlib.sha256(content.encode() if isinstance(content, str) else content).hexdigest()
 
 
 def read_rows(folder: Path, *, leave_out: Path | None = None) -> dict[RowKey, Row]:
@@ -243,7 +300,8 @@ def read_rows(folder: Path, *, leave_out: Path | None = None) -> dict[RowKey, Ro
         for number, line in enumerate(complete.split(b"\n") if complete else (), 1):
             try:
                 row = Row.from_line(line.decode())
-            except (ValueError, KeyError, TypeError, AttributeError):
+                hash(row.key)
+            except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
                 hint = "delete the line and run again with --resume, or start anew with --overwrite"
                 raise InputError(f"{path}:{number}", "is no row of a sweep", hint=hint) from None
             if row.error is None or row.key not in rows or rows[row.key].error is not None:
@@ -271,7 +329,7 @@ def check_same(sweep: Sweep, rows: Mapping[RowKey, Row], folder: Path) -> None:
 
 def task_key(task: Task) -> RowKey:
     """Return the key of the task's row."""
-    return task.id, tuple(task.factors.values()), task.replication
+    return task.id, tuple(task.factors.items()), task.replication
 
 
 def _difference(sweep: Sweep, row: Row, folder: Path) -> str:
@@ -510,6 +568,13 @@ def _lock(path: Path, *, shared: bool = False) -> Iterator[None]:
 
 
 def _drop_torn_line(path: Path) -> None:
+    """Cut what a killed process left of its last line.
+
+    Raises:
+        InputError: the file is none of ours.
+    """
+    if not _is_ours(path):
+        raise InputError(str(path), "holds no rows of a sweep", hint="move the file away, or give another directory")
     with path.open("r+b") as file:
         data = file.read()
         complete = data.rfind(b"\n") + 1

@@ -273,6 +273,10 @@ def _outline(tree: Field, original: Sequence[Factor], *, folder: Path) -> Outlin
     replications = section.integer("replications", 1, at_least=1, at_most=MOST_TASKS)
     measured = _measured(base, factors)
     known = frozenset(factor.key for factor in factors) | measured | frozenset(COUNTS)
+    for factor in factors:
+        if factor.key in COUNTS or (factor.key in measured and factor.key not in factor.paths):
+            rule = "is the name of a column of results, so a linked factor cannot have it"
+            raise factor.field.error_of_key(rule, "call it something else, as in system")
     published = _published(section, [*factors, *original], measured)
     points = tuple(point for point in published.points if _is_run(point, factors))
     if len(points) < len(published.points):

@@ -270,3 +270,56 @@ def test_what_has_no_throughput_is_left_out(cli: Cli, file: Path, tmp_path: Path
 def pairs(settings: list[str]) -> Iterator[str]:
     for setting in settings:
         yield from ("--set", setting)
+
+
+# What is not the sweep's own
+
+
+def test_files_of_a_user_are_neither_deleted_nor_replaced(cli: Cli, file: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "out"
+    folder.mkdir()
+    (folder / "sweep.yaml").write_text("plots: [{kind: line, file: photo}]", encoding="utf-8")
+    (folder / "photo.png").write_bytes(b"a photo")
+    refused = cli.refused("sweep", str(file), "-o", str(folder), "-j", "1")
+    assert "already has sweep.yaml, not as a sweep wrote it" in refused
+    assert cli("sweep", str(file), "-o", str(folder), "-j", "1", "--overwrite").code == 0
+    assert (folder / "photo.png").read_bytes() == b"a photo"
+    (folder / "rates.svg").write_text("redrawn by hand", encoding="utf-8")
+    assert "already has rates.svg" in cli.refused("sweep", str(file), "-o", str(folder), "--resume")
+
+
+def test_a_sweep_file_is_not_replaced_by_its_own_copy(cli: Cli, tmp_path: Path) -> None:
+    source = tmp_path / "sweep.yaml"
+    source.write_text("# mine\n" + GOOD, encoding="utf-8")
+    for more in ((), ("--overwrite",), ("--resume",)):
+        assert "the sweep file itself" in cli.refused("sweep", str(source), "-o", str(tmp_path), *more)
+    assert source.read_text(encoding="utf-8").startswith("# mine\n")
+
+
+@pytest.mark.parametrize("more", ["--resume", "--overwrite"])
+def test_notes_named_as_rows_are_kept(cli: Cli, file: Path, tmp_path: Path, more: str) -> None:
+    folder = tmp_path / "out"
+    folder.mkdir()
+    (folder / "rows.jsonl").write_text("my notes, no newline", encoding="utf-8")
+    assert "holds no rows of a sweep" in cli.refused("sweep", str(file), "-o", str(folder), "-j", "1", more)
+    assert (folder / "rows.jsonl").read_text(encoding="utf-8") == "my notes, no newline"
+
+
+def test_a_folder_in_the_place_of_a_file_is_seen_before_anything_runs(cli: Cli, file: Path, tmp_path: Path) -> None:
+    (tmp_path / "out" / "summary.csv").mkdir(parents=True)
+    refused = cli.refused("sweep", str(file), "-o", str(tmp_path / "out"), "-j", "1", "--overwrite")
+    assert "has a directory summary.csv" in refused
+    assert not (tmp_path / "out" / "rows.jsonl").exists()
+
+
+def test_a_linked_factor_cannot_have_a_column_s_name(cli: Cli, tmp_path: Path) -> None:
+    path = tmp_path / "named.yaml"
+    path.write_text(GOOD.replace("system", "num_gpus"), encoding="utf-8")
+    assert "factors.num_gpus is the name of a column" in cli.refused("sweep", str(path), "-o", str(tmp_path / "out"))
+
+
+def test_a_factor_of_another_name_is_another_sweep(cli: Cli, file: Path, tmp_path: Path) -> None:
+    assert cli("sweep", str(file), "-o", str(tmp_path / "out"), "-j", "1").code == 0
+    file.write_text(GOOD.replace("system", "engines"), encoding="utf-8")
+    refused = cli.refused("sweep", str(file), "-o", str(tmp_path / "out"), "-j", "1", "--resume")
+    assert "holds rows of another sweep" in refused

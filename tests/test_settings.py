@@ -231,3 +231,11 @@ def test_evidence_is_chosen_as_on_the_command_line() -> None:
         for profile in setting(changed(evidence=evidence)).used.values()
     }
     assert names == {"opt-13b-a100-80g-distserve", "opt-13b-a100-80g-vllm-roofline"}
+
+
+def test_goodputs_of_other_precision_or_length_have_other_identities() -> None:
+    base = "measure: goodput\nmodel: 13b\nplacement: 1xC:tp1pp1\nslo: {ttft: 0.4, tpot: 0.1}\n"
+    texts = ["", "search: {precision: 0.1}\n", "search: {requests: 300}\n", "kv_blocks: 300\n"]
+    settings = [parse_setting(parse_yaml((base + text).encode(), file="a"), folder=Path()) for text in texts]
+    found = {json.dumps(setting.identity(), sort_keys=True) for setting in settings}
+    assert len(found) == len(texts)

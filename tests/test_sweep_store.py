@@ -142,7 +142,7 @@ def test_overwriting_leaves_nothing_of_the_old_sweep(cli: Cli, small: Path, tmp_
     (folder / "notes.txt").write_text("mine", encoding="utf-8")
     changes = ("--set", "plots=[]", "--set", "published={source: x, points: []}", "--set", "base.requests=10")
     assert cli(*base, *changes, "--overwrite").code == 0
-    assert list(files(folder)) == ["notes.txt", "rows.jsonl", "summary.csv", "summary.json", "sweep.yaml"]
+    assert list(files(folder)) == [".made.json", "notes.txt", "rows.jsonl", "summary.csv", "summary.json", "sweep.yaml"]
 
 
 @pytest.mark.parametrize(

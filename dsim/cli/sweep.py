@@ -98,6 +98,8 @@ def sweep(
         retry_failed=retry_failed,
         overwrite=overwrite,
     )
+    _present(asked)
+    _check_targets(asked, path)
     if dry_run:
         return _print_plan(asked, output_format=output_format)
     with _progress_bar(quiet=quiet, no_color=no_color) as hear:
@@ -154,7 +156,8 @@ def _present(asked: _Asked) -> dict[RowKey, Row]:
             return {}
         rows = read_rows(asked.folder, leave_out=own)
         check_same(asked.sweep, rows, asked.folder)
-        return rows
+        again = {task_key(task) for task in asked.tasks}
+        return {key: row for key, row in rows.items() if key not in again}
     taken = files if asked.store.shard is None else [path for path in files if path == asked.store.path]
     if taken and not asked.resume:
         done = len(read_rows(asked.folder))
@@ -171,7 +174,6 @@ def _present(asked: _Asked) -> dict[RowKey, Row]:
 
 def _run(asked: _Asked, hear: Callable[[int, int, int], None]) -> SweepResults:
     """Run what is missing and return all rows that there are then."""
-    from dsim.cli.output import OutputFolder
     from experiments.runner import run_tasks
     from experiments.store import SWEEP_FILE, SweepResults, in_order, made_files, read_rows, task_key
 
@@ -181,9 +183,10 @@ def _run(asked: _Asked, hear: Callable[[int, int, int], None]) -> SweepResults:
     with asked.store.locked():
         present = _present(asked)
         if asked.overwrite:
-            for path in [asked.store.path] if asked.store.shard is not None else made_files(asked.folder):
-                path.unlink(missing_ok=True)
-        OutputFolder(asked.folder, overwrite=True).write({SWEEP_FILE: asked.sweep.outline.yaml()})
+            made = made_files(asked.folder)
+            for path in made if asked.store.shard is None else [path for path in made if path == asked.store.path]:
+                path.unlink()
+        _write(asked.folder, {SWEEP_FILE: asked.sweep.outline.yaml()})
         missing = [task for task in asked.tasks if task_key(task) not in present]
         total, failed = len(asked.tasks), 0
         hear(total - len(missing), total, failed)
@@ -195,19 +198,49 @@ def _run(asked: _Asked, hear: Callable[[int, int, int], None]) -> SweepResults:
         outline = asked.sweep.outline
         results = SweepResults(outline, in_order(outline, read_rows(asked.folder).values()))
         if len(results.rows) == len(asked.sweep.tasks):
-            OutputFolder(asked.folder, overwrite=True).write(_files(results))
+            _write(asked.folder, _files(results))
     return results
+
+
+def _check_targets(asked: _Asked, source: Path) -> None:
+    """See that nothing is replaced which a sweep has not made, before anything runs.
+
+    Raises:
+        InputError: a file stands where the sweep's own would.
+    """
+    from experiments.store import SWEEP_FILE, check_claims
+
+    folder, outline = asked.folder, asked.sweep.outline
+    target = folder / SWEEP_FILE
+    if target.exists() and source.exists() and target.samefile(source):
+        hint = "give another directory, or the file another name"
+        raise InputError("--output-dir", f"would replace {source}, the sweep file itself", value=str(folder), hint=hint)
+    figures = [f"{spec.file}.{suffix}" for spec in outline.plots for suffix in ("svg", "png")]
+    names = [SWEEP_FILE, "summary.csv", "summary.json", "compare.csv", *figures]
+    for name in [*names, asked.store.path.name]:
+        if (folder / name).is_dir():
+            raise InputError("--output-dir", f"has a directory {name}", value=str(folder), hint="move it away")
+    if not asked.overwrite:
+        check_claims(folder, names)
+
+
+def _write(folder: Path, files: Mapping[str, str | bytes]) -> None:
+    """Write files of the sweep's own."""
+    from dsim.cli.output import OutputFolder
+    from experiments.store import claim
+
+    claim(folder, files)
+    OutputFolder(folder, overwrite=True).write(files)
 
 
 def _draw(results: SweepResults, folder: Path) -> list[str]:
     """Draw the figures, and return why some could not be drawn."""
-    from dsim.cli.output import OutputFolder
     from experiments.plots import render
 
     summary, problems = results.summary, []
     for spec in results.plots:
         try:
-            OutputFolder(folder, overwrite=True).write(render(spec, summary, published=results.published))
+            _write(folder, render(spec, summary, published=results.published))
         except InputError as error:
             problems.append(str(error))
     return problems
