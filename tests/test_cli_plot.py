@@ -6,8 +6,10 @@ import json
 import shutil
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
+from experiments.plots.results import _quantiles as run_quantiles
 from tests.cli import Cli
 
 RUN = "simulate -m 13b -p 1xP:tp2pp1+1xD:tp1pp1 --finite -n 60 -r 3 --slo ttft=0.4,tpot=0.1 -q"
@@ -223,3 +225,14 @@ def test_a_search_that_no_command_wrote(cli: Cli, tmp_path: Path, text: str) -> 
     error = cli.refused("plot", str(tmp_path))
     assert error.startswith(f"{tmp_path / 'result.json'}: is no")
     assert names(tmp_path) == {"result.json"}
+
+
+def test_the_transfer_of_a_run_is_without_the_wait_for_the_decode_side(cli: Cli, tmp_path: Path) -> None:
+    run = "simulate -m 13b -p 2xP:tp1pp1+1xD:tp1pp1 -r 12 -n 200 --warmup 0 --kv-blocks 600 -q -o"
+    assert cli(*run.split(), str(tmp_path)).code == 0
+    requests = pd.read_csv(tmp_path / "requests.csv")
+    moved_s = requests["transfer_end_s"] - requests["transfer_start_s"]
+    waited_s = requests["transfer_end_s"] - requests["prefill_end_s"]
+    assert waited_s.max() > 10 * moved_s.max()  # the case tells the two apart
+    (row,) = run_quantiles(tmp_path).to_dict("records")
+    assert row["quantiles.transfer_s"][-1] == pytest.approx(moved_s.max(), rel=1e-6)

@@ -200,11 +200,11 @@ def _quantiles(folder: Path) -> pd.DataFrame:
     """
     import pandas as pd
 
-    columns = read_columns(folder, REQUESTS, ("ttft_s", "tpot_s", "prefill_end_s", "transfer_end_s"))
+    columns = read_columns(folder, REQUESTS, ("ttft_s", "tpot_s", "transfer_start_s", "transfer_end_s"))
     times = {
         "ttft_s": columns["ttft_s"],
         "tpot_s": columns["tpot_s"],
-        "transfer_s": columns["transfer_end_s"] - columns["prefill_end_s"],
+        "transfer_s": columns["transfer_end_s"] - columns["transfer_start_s"],
     }
     row: dict[str, Sequence[float]] = {}
     for name, values in times.items():
