@@ -23,7 +23,7 @@ from experiments.plots import PlotSpec, draw, parse_plot, render, rendered
 from experiments.plots.bars import parts_of
 from experiments.plots.lines import crossing, ratio_of
 from experiments.plots.pareto import on_front
-from experiments.plots.staircase import Copy, band, copies, stairs
+from experiments.plots.staircase import Copy, band, copies, copies_of, stairs
 from experiments.plots.style import STYLES, colour_of, hatch_of, marker_of
 
 RATES = [0.5, 1.0, 1.5, 2.0]
@@ -231,7 +231,13 @@ def test_the_parts_of_the_latency_add_up_to_it() -> None:
         }
     )
     parts = parts_of(spec("{kind: breakdown}", frame), frame)
-    assert [part.label for part in parts] == ["queue", "prefill", "transfer", "decode admission", "decode"]
+    assert [part.label for part in parts] == [
+        "queue",
+        "prefill",
+        "transfer and the wait for it",
+        "decode admission",
+        "decode",
+    ]
     np.testing.assert_allclose(sum(part.size for part in parts), [5.0, 6.0])
     np.testing.assert_allclose(parts[-1].size, [4.64, 5.5])
     shown = figure("{kind: breakdown}", frame)
@@ -319,6 +325,33 @@ def test_different_prices_get_a_panel_of_costs() -> None:
     np.testing.assert_allclose(np.asarray(usd.get_lines()[1].get_ydata())[:4], [3, 3, 6, 6])
 
 
+def test_a_copy_has_the_goodput_of_all_its_gpus() -> None:
+    first, second = copies_of(spec("{kind: staircase, series: placement}", trials()), trials())
+    # 2.0 [1.9, 2.2] per GPU of 3, 1.25 [1.0, 1.5] of 1.
+    found = [(copy.num_gpus, copy.goodput_per_s, copy.low_per_s, copy.high_per_s) for copy in (first, second)]
+    np.testing.assert_allclose(found, [(3, 6.0, 5.7, 6.6), (1, 1.25, 1.0, 1.5)])
+
+
+@pytest.mark.parametrize("low", [0.0, -0.4, 1e-9])
+def test_an_interval_down_to_nothing_leaves_the_gpus_open_upwards(low: float) -> None:
+    copy = Copy("", num_gpus=3, goodput_per_s=6.0, low_per_s=max(low, 0.0), high_per_s=7.0)
+    edges, fewest, most = band(copy, 13.0)
+    assert edges.tolist() == [0, 7, 7, 13]
+    assert fewest.tolist() == [3, 3, 6, 6]
+    assert most.tolist() == [np.inf] * 4
+    frame = trials()
+    frame["goodput_per_gpu_per_s.low"] = [low, 1.0]
+    shown = figure("{kind: staircase, series: placement, max_rate_per_s: 13}", frame)
+    axes = shown.axes[0]
+    bands = [np.asarray(drawn.get_paths()[0].vertices) for drawn in axes.collections]
+    top = axes.get_ylim()[1]
+    assert bands[0][:, 1].max() > top > bands[1][:, 1].max() == 13  # 13 copies of 1 request/s
+    assert top < 20
+    shown.draw_without_rendering()
+    if low <= 0:
+        assert texts(shown)[0] == "1xP:tp2pp1 + 1xD:tp1pp1: 3 GPUs a copy, 6.00 [0, 6.60] requests/s"
+
+
 # Pareto
 
 
@@ -350,6 +383,28 @@ def test_the_pareto_figure_shows_speed_and_throughput_per_gpu() -> None:
     np.testing.assert_allclose(bars.lines[2][0].get_segments()[0][:, 0], [40, 62.5])
     assert [text.get_text() for text in axes.texts] == ["1", "2"]
     assert texts(shown)[-2:] == ["1  a, rate 2", "2  a, rate 1"]
+
+
+@pytest.mark.parametrize("low", [0.0, -0.01])
+def test_a_tpot_down_to_nothing_leaves_the_speed_open_upwards(low: float) -> None:
+    frame = pd.DataFrame(
+        {
+            "tpot_s.mean": [0.02, 0.04],
+            "tpot_s.mean.low": [low, 0.038],
+            "tpot_s.mean.high": [0.05, 0.042],
+            "output_tokens_per_gpu_per_s": [100.0, 250.0],
+        }
+    )
+    shown = figure("{kind: pareto, y: output_tokens_per_gpu_per_s}", frame)
+    (axes,) = shown.axes
+    first, second = errorbars(axes)[0].lines[2][0].get_segments()
+    start, end = axes.get_xlim()
+    assert start == 0
+    assert 50 < end < 60
+    assert first[0, 0] == pytest.approx(20)
+    assert first[1, 0] > end  # to the edge, without a cap
+    np.testing.assert_allclose(second[:, 0], [1 / 0.042, 1 / 0.038])
+    shown.draw_without_rendering()
 
 
 # Distributions and heat maps
@@ -430,6 +485,29 @@ def test_rows_that_cannot_be_drawn(text: str, frame: pd.DataFrame, message: str)
         figure(text, frame)
     assert message in str(error.value)
     assert str(error.value).startswith("plot ")
+
+
+@pytest.mark.parametrize("values", [[1_000_001.0, 1_000_002.0], [0.1234561, 0.1234562]])
+def test_numbers_that_differ_late_are_told_apart(values: list[float]) -> None:
+    frame = pd.DataFrame({"kv_blocks": values, "rate_per_gpu": [1.0, 1.0], "attainment.both": [0.9, 0.8]})
+    published = pd.DataFrame({"kv_blocks": [values[1]], "rate_per_gpu": [1.0], "attainment.both": [0.7]})
+    shown = figure("{kind: attainment-rate, series: kv_blocks}", frame, published)
+    curves = errorbars(shown.axes[0])
+    assert [points(curve)[:, 1].tolist() for curve in curves] == [[90.0], [80.0]]
+    assert len({text.split(" (")[0] for text in texts(shown)[:2]}) == 2
+    (line,) = [line for line in shown.axes[0].get_lines() if line.get_label() == "_published"]
+    assert line.get_markeredgecolor() == colour_of(1)
+    bars = figure("{kind: goodput-bars, x: kv_blocks, y: attainment.both}", frame, published)
+    names = [tick.get_text() for tick in bars.axes[0].get_yticklabels()]
+    assert [float(name) for name in names] == values
+    (line,) = [line for line in bars.axes[0].get_lines() if line.get_label() == "_published"]
+    assert np.asarray(line.get_xydata()).tolist() == [[70.0, 1.0]]
+
+
+def test_numbers_that_differ_by_rounding_alone_are_one() -> None:
+    frame = pd.DataFrame({"scale": [0.1 + 0.2, 0.3], "rate_per_gpu": [1.0, 2.0], "attainment.both": [0.9, 0.8]})
+    (curve,) = errorbars(figure("{kind: attainment-rate, series: scale}", frame).axes[0])
+    assert points(curve)[:, 1].tolist() == [90.0, 80.0]
 
 
 def test_numbers_that_are_missing_are_left_out() -> None:

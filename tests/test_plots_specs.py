@@ -26,6 +26,9 @@ COLUMNS = (
     "ttft_parts_s.queue",
     "ttft_parts_s.prefill",
     "quantiles.ttft_s",
+    "total_per_s.best",
+    "best.colocated.num_gpus",
+    "best.colocated.total_per_s.best",
 )
 
 
@@ -147,6 +150,14 @@ MALFORMED = [
     ("{kind: attainment-rate, marks: [{at: 1, label: b}]}", "'at' is not a known key in plots[0].marks[0]; "),
     ("{kind: staircase, price_usd_per_h: 0}", "plots[0].price_usd_per_h=0 must be > 0; write a value in that range"),
     ("{kind: staircase, max_rate_per_s: fast}", "plots[0].max_rate_per_s='fast' must be a number"),
+    (
+        "{kind: staircase, y: total_per_s}",
+        "plots[0].y='total_per_s' is of all copies together; name goodput_per_gpu_per_s",
+    ),
+    (
+        "{kind: staircase, x: best.colocated.num_gpus, y: best.colocated.total_per_s}",
+        "plots[0].y='best.colocated.total_per_s' is of all copies together; name best.colocated.goodput_per_gpu_per_s",
+    ),
     ("{kind: breakdown, share: 1}", "plots[0].share=1 must be true or false"),
     ("{kind: breakdown, y: attainment.bot}", "did you mean 'attainment.both'?"),
     ("{kind: pareto, x: ttft_s.p90, y: num_gpus, labels: name}", "labels='name' is no column of the rows"),
@@ -184,6 +195,8 @@ def test_one_cell_has_one_row() -> None:
         ("kv_blocks.prefill", "KV blocks, prefill", 1),
         ("search.gpus", "GPUs", 1),
         ("slo.tpot", "TPOT limit (ms)", 1e3),
+        ("parts_s.transfer", "transfer (s)", 1),
+        ("ttft_parts_s.transfer", "transfer and the wait for it (s)", 1),
         ("quantiles.transfer_s", "KV transfer (ms)", 1e3),
         ("profile_set.swap_bytes_per_s", "swap (GB/s)", 1e-9),
         ("num_requests", "requests", 1),

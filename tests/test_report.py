@@ -159,7 +159,7 @@ def test_figures_show_what_their_tables_say(page: Element, folder: Path) -> None
     breakdown = {bars["name"]: bars["x"] for bars in figures["breakdown"]["data"]}
     best = answer_of(folder)["best"]
     assert set(breakdown["queue"]) == {1e3 * best[k]["ttft_parts_s"]["queue"] for k in ("disaggregated", "colocated")}
-    assert list(breakdown) == ["queue", "prefill", "(KV transfer)", "(decode admission)"]
+    assert list(breakdown) == ["queue", "prefill", "(KV transfer and the wait for it)", "(decode admission)"]
 
 
 def test_plotly_takes_the_figures(page: Element) -> None:

@@ -11,13 +11,15 @@ import numpy as np
 from experiments.plots.data import (
     Floats,
     Values,
+    different_texts,
+    key_of,
+    keys_of,
     of_series,
     problem,
     published_of,
     rows_of,
     series_columns,
     series_of,
-    text_of,
     texts_of,
     values_of,
 )
@@ -60,7 +62,8 @@ def goodput_figure(spec: PlotSpec, summary: pd.DataFrame, published: pd.DataFram
     frame = rows_of(spec, summary)
     points = published_of(spec, published, frame, shown=(spec.x, *series_columns(spec)))
     assert spec.x is not None
-    categories = _categories(spec, frame)
+    names = dict(zip(keys_of(frame, spec.x, spec=spec), texts_of(frame, spec.x, spec=spec), strict=True))
+    categories = list(names)
     every = series_of(spec, frame)
     figure = new_figure(height=_REST + _BAR * len(categories) * (len(every) + 0.3))
     axes = figure.subplots()
@@ -69,10 +72,11 @@ def goodput_figure(spec: PlotSpec, summary: pd.DataFrame, published: pd.DataFram
     handles: list[Legended] = []
     for series in every:
         value = values_of(series.frame, spec.y[0], spec=spec) * shown.factor
-        _once_each(spec, texts_of(series.frame, spec.x, spec=spec))
+        keys = keys_of(series.frame, spec.x, spec=spec)
+        _once_each(spec, keys)
         known = ~np.isnan(value.best)
         offset = (series.number - (len(every) - 1) / 2) * thick
-        rows = np.array([categories.index(t) for t in texts_of(series.frame, spec.x, spec=spec)]) + offset
+        rows = np.array([categories.index(key) for key in keys]) + offset
         bars = axes.barh(
             rows[known],
             value.best[known],
@@ -90,7 +94,7 @@ def goodput_figure(spec: PlotSpec, summary: pd.DataFrame, published: pd.DataFram
         handles += _published(
             axes, spec, of_series(spec, points, series), rows=categories, offset=offset, number=series.number
         )
-    _finish(axes, spec, categories, label=spec.xlabel or shown.axis)
+    _finish(axes, spec, list(names.values()), label=spec.xlabel or shown.axis)
     set_title(figure, spec.title)
     add_legend(figure, once(handles))
     return figure
@@ -103,9 +107,9 @@ def _published(
         return []
     factor = quantity(spec.y[0]).factor
     found = [
-        (rows.index(text_of(text)) + offset, value * factor)
-        for text, value in zip(own[spec.x], own[spec.y[0]].to_numpy(dtype=np.float64), strict=True)
-        if text_of(text) in rows and value == value
+        (rows.index(key_of(at)) + offset, value * factor)
+        for at, value in zip(own[spec.x], own[spec.y[0]].to_numpy(dtype=np.float64), strict=True)
+        if key_of(at) in rows and value == value
     ]
     if not found:
         return []
@@ -240,15 +244,11 @@ def _row_names(spec: PlotSpec, frame: pd.DataFrame) -> list[str]:
     shown = quantity(spec.x)
     names = texts_of(frame, spec.x, spec=spec)
     if shown.unit:
-        names = [f"{text_of(float(value) * shown.factor)} {shown.unit}" for value in frame[spec.x]]
+        values = [float(value) * shown.factor for value in frame[spec.x]]
+        names = [f"{text} {shown.unit}" for text in different_texts(values)]
     every = series_of(spec, frame) if spec.series != spec.x else []
     label = {row: series.label for series in every for row in series.frame.index if series.label}
     return [f"{label[row]}, {name}" if row in label else name for row, name in zip(frame.index, names, strict=True)]
-
-
-def _categories(spec: PlotSpec, frame: pd.DataFrame) -> list[str]:
-    assert spec.x is not None
-    return list(dict.fromkeys(texts_of(frame, spec.x, spec=spec)))
 
 
 def _once_each(spec: PlotSpec, names: Sequence[str]) -> None:

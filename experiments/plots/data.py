@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
     from experiments.plots.spec import PlotSpec
 
 Floats = NDArray[np.float64]
+
+#: Digits of a number at least (where they tell it from others), and those by which numbers are told apart.
+_SHORT, _EXACT = 6, 12
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -39,8 +43,10 @@ class Values:
         return Values(self.best * factor, self.low * factor, self.high * factor, self.has_interval)
 
     def inverse(self) -> Values:
-        """Return 1 / each; the limits change places."""
-        return Values(1 / self.best, 1 / self.high, 1 / self.low, self.has_interval)
+        """Return 1 / each of positive values; the limits change places, and one at or below 0 becomes infinite."""
+        low, high = (np.divide(1, v, out=np.full(len(v), np.inf), where=~(v <= 0)) for v in (self.high, self.low))
+        best = np.divide(1, self.best, out=np.full(len(self.best), np.nan), where=self.best > 0)
+        return Values(best, low, high, self.has_interval)
 
     def clipped(self, low: float, high: float) -> Values:
         """Return the values with their intervals cut to what is possible."""
@@ -67,7 +73,7 @@ class Series:
     Args:
         number: counted from 0, by which it is styled.
         label: how it is called; empty where nothing is told apart.
-        key: the values that its rows share, as texts.
+        key: the values that its rows share, as `key_of` tells them apart.
     """
 
     number: int
@@ -108,20 +114,57 @@ def values_of(frame: pd.DataFrame, column: str, *, spec: PlotSpec) -> Values:
 
 
 def texts_of(frame: pd.DataFrame, column: str, *, spec: PlotSpec) -> list[str]:
-    """Return a column as texts; numbers without needless decimals.
+    """Return a column as texts: numbers with as many digits as tell them apart.
 
     Raises:
         InputError: there is no such column.
     """
     if column not in frame.columns:
         raise problem(spec, "is no column of the rows", value=column, hint="name one that the rows have")
-    return [text_of(value) for value in frame[column]]
+    return different_texts(frame[column].to_list())
 
 
-def text_of(value: object) -> str:
-    """Return a value as people write it."""
+def different_texts(values: Sequence[object]) -> list[str]:
+    """Return values as texts, numbers with as many digits as tell them apart.
+
+    >>> different_texts([1.0, 2.5]), different_texts([1234567.5, 1234568.5])
+    (['1', '2.5'], ['1234567.5', '1234568.5'])
+    """
+    different = len({key_of(value) for value in values})
+    for digits in range(_SHORT, _EXACT):
+        texts = [text_of(value, digits=digits) for value in values]
+        if len(set(texts)) == different:
+            return texts
+    return [key_of(value) for value in values]
+
+
+def keys_of(frame: pd.DataFrame, column: str, *, spec: PlotSpec) -> list[str]:
+    """Return a column as texts by which values are told apart, whatever other rows there are.
+
+    Raises:
+        InputError: there is no such column.
+    """
+    if column not in frame.columns:
+        raise problem(spec, "is no column of the rows", value=column, hint="name one that the rows have")
+    return [key_of(value) for value in frame[column]]
+
+
+def key_of(value: object) -> str:
+    """Return a text that is another one for another value; numbers that differ by rounding alone are the same.
+
+    >>> key_of(1000001.0), key_of(1000001), key_of(0.1 + 0.2)
+    ('1000001', '1000001', '0.3')
+    """
+    number = float(value) if isinstance(value, float | np.floating) else math.nan
+    if number.is_integer() and abs(number) < 1e15:
+        return str(int(number))
+    return text_of(value, digits=_EXACT)
+
+
+def text_of(value: object, *, digits: int = 6) -> str:
+    """Return a value as people write it, a number that is not whole by type with at most so many digits."""
     if isinstance(value, float | np.floating):
-        return f"{float(value):g}"
+        return f"{float(value):.{digits}g}"
     return str(value)
 
 
@@ -195,7 +238,7 @@ def series_of(spec: PlotSpec, frame: pd.DataFrame) -> list[Series]:
     if not columns:
         return [Series(0, "", (), frame)]
     names = [_shown(frame, column, spec=spec) for column in columns]
-    keys = list(zip(*(texts_of(frame, column, spec=spec) for column in columns), strict=True))
+    keys = list(zip(*(keys_of(frame, column, spec=spec) for column in columns), strict=True))
     labels = {key: ", ".join(parts) for key, parts in zip(keys, zip(*names, strict=True), strict=True)}
     return [
         Series(number, label, key, frame[[other == key for other in keys]])
@@ -224,7 +267,7 @@ def of_series(spec: PlotSpec, published: pd.DataFrame | None, series: Series) ->
         return published if not series.label else None
     own = np.ones(len(published), dtype=bool)
     for column, key in zip(columns, series.key, strict=True):
-        own &= np.array([text_of(value) == key for value in published[column]], dtype=bool)
+        own &= np.array([key_of(value) == key for value in published[column]], dtype=bool)
     kept = published[own]
     return kept if len(kept) else None
 

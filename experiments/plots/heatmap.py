@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import string
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from experiments.plots.data import Floats, problem, published_of, rows_of, text_of, texts_of, values_of
-from experiments.plots.labels import Quantity, quantity
+from experiments.plots.data import Floats, different_texts, problem, published_of, rows_of, text_of, texts_of, values_of
+from experiments.plots.labels import quantity
 from experiments.plots.spec import PlotSpec
 from experiments.plots.style import Legended, add_legend, digits, new_figure, set_title
 
@@ -51,8 +52,8 @@ def heatmap_figure(spec: PlotSpec, summary: pd.DataFrame, published: pd.DataFram
                     j + 0.5, i + 0.5, text, ha="center", va="center", fontsize="small",
                     color="black" if bright else "white",
                 )  # fmt: skip
-    axes.set_xticks(np.arange(len(columns)) + 0.5, [_shown(spec.x, value) for value in columns])
-    axes.set_yticks(np.arange(len(rows)) + 0.5, [_shown(spec.y[0], value) for value in rows])
+    axes.set_xticks(np.arange(len(columns)) + 0.5, _shown(spec.x, columns))
+    axes.set_yticks(np.arange(len(rows)) + 0.5, _shown(spec.y[0], rows))
     axes.tick_params(length=0)
     axes.spines[:].set_visible(False)
     axes.set_xlabel(spec.xlabel or quantity(spec.x).axis)
@@ -126,6 +127,8 @@ def _brackets(theirs: Floats | None) -> list[Legended]:
     return [Line2D([], [], linestyle="none", label="(in brackets)  published")]
 
 
-def _shown(column: str, value: object) -> str:
-    shown: Quantity = quantity(column)
-    return f"{float(value) * shown.factor:g}" if isinstance(value, int | float | np.number) else text_of(value)
+def _shown(column: str, values: Sequence[object]) -> list[str]:
+    """Return the values of a factor as at the axis, numbers in its unit."""
+    factor = quantity(column).factor
+    shown = [float(value) * factor if isinstance(value, int | float | np.number) else value for value in values]
+    return different_texts(shown)

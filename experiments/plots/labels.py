@@ -139,6 +139,8 @@ _PARTS = {
     "decode_admission": "decode admission",
     "decode": "decode",
 }
+#: In the parts of the time before decoding it runs from the end of the prompt, in those of all the time from its start.
+_WITH_WAIT = {"transfer": "transfer and the wait for it"}
 
 
 def quantity(column: str) -> Quantity:
@@ -163,7 +165,9 @@ def quantity(column: str) -> Quantity:
         if column.startswith(prefix):
             base = quantity(column.removeprefix(prefix))
             return Quantity(f"{base.label}, {about}", base.unit, base.factor)
-    if parent in {"ttft_parts_s", "parts_s"}:
+    if parent == "ttft_parts_s":
+        return Quantity((_PARTS | _WITH_WAIT).get(last, _words(last)), "s")
+    if parent == "parts_s":
         return Quantity(_PARTS.get(last, _words(last)), "s")
     if parent == "parts_share":
         return Quantity(_PARTS.get(last, _words(last)), "%", 100)

@@ -40,6 +40,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _GPUS = "num_gpus"
+#: End of the axis over the fastest number, where an interval is open.
+_BESIDE = 1.1
 
 
 def on_front(x: Floats, y: Floats) -> NDArray[np.bool_]:
@@ -59,6 +61,9 @@ def pareto_figure(spec: PlotSpec, summary: pd.DataFrame, published: pd.DataFrame
     frame = rows_of(spec, summary)
     points = published_of(spec, published, frame, shown=(spec.x, *series_columns(spec), *_divisor(spec)))
     x, y = user_speed(spec, frame), per_gpu(spec, frame)
+    end = _end(x)
+    if end is not None:
+        x = x.clipped(-np.inf, 2 * end)  # beyond the axes
     front = on_front(x.best, y.best)
     figure = new_figure(height=3.8)
     axes = figure.subplots()
@@ -76,7 +81,7 @@ def pareto_figure(spec: PlotSpec, summary: pd.DataFrame, published: pd.DataFrame
         handles += _published(axes, spec, own, number=series.number)
     handles.append(line)
     handles += _named(axes, spec, frame, x, y, order)
-    axes.set_xlim(left=0)
+    axes.set_xlim(left=0, right=end)
     axes.set_ylim(bottom=0)
     plain_ticks(axes)
     axes.set_xlabel(spec.xlabel or user_axis(spec).axis)
@@ -91,6 +96,12 @@ def user_speed(spec: PlotSpec, frame: pd.DataFrame) -> Values:
     assert spec.x is not None
     values = values_of(frame, spec.x, spec=spec)
     return values.inverse() if _is_tpot(spec.x) else values * quantity(spec.x).factor
+
+
+def _end(x: Values) -> float | None:
+    """Return where the axis ends if an interval does not."""
+    ends = np.concatenate([x.best, x.high])
+    return _BESIDE * float(ends[np.isfinite(ends)].max()) if np.isinf(ends).any() else None
 
 
 def user_axis(spec: PlotSpec) -> Quantity:

@@ -218,6 +218,8 @@ def parse_plot(section: Section, *, columns: Collection[str], varying: Collectio
     for key in form.needs:
         section.need(key)
     x = None if "x" in form.no else known.one(section, "x", form.x)
+    if kind is Kind.STAIRCASE:
+        _one_copy(section)
     price, rate = _positive(section, "price_usd_per_h"), _positive(section, "max_rate_per_s")
     log = section.text("log", "none") if "log" in section else ""
     if log not in {"", "x", "y", "xy"}:
@@ -318,6 +320,16 @@ class _Columns:
     def optional(self, section: Section, key: str) -> str | None:
         item = section.get(key)
         return None if item is None else self.check(item)
+
+
+def _one_copy(section: Section) -> None:
+    """Refuse a goodput of all copies together: the GPUs beside it are those of one."""
+    item = section.get("y")
+    items = () if item is None else item.items() if isinstance(item.value, tuple) else (item,)
+    for each in items:
+        group, dot, name = str(each.value).removesuffix(".best").rpartition(".")
+        if name == "total_per_s":
+            raise each.error("is of all copies together", f"name {group}{dot}goodput_per_gpu_per_s")
 
 
 def _file(section: Section, kind: Kind) -> str:

@@ -26,10 +26,15 @@ from experiments.plots.style import (
 
 if TYPE_CHECKING:
     import pandas as pd
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 #: Copies of the placement with the highest goodput of one copy that the axis goes to.
 _COPIES = 6
+#: A band is open upwards where the goodput may be less than this share of its estimate.
+_NOTHING = 0.1
+#: End of the axis over the highest number, where a band is open.
+_ABOVE = 1.05
 #: Of one copy.
 _COST = "cost_usd_per_h"
 
@@ -41,7 +46,7 @@ class Copy:
     Args:
         num_gpus: that it takes.
         goodput_per_s: requests/s that it serves within the limits.
-        low_per_s, high_per_s: the interval of that.
+        low_per_s, high_per_s: the interval of that, >= 0.
         price_usd_per_h: of one GPU, None where it is not known.
     """
 
@@ -51,6 +56,11 @@ class Copy:
     low_per_s: float
     high_per_s: float
     price_usd_per_h: float | None = None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the interval leaves it open how many copies are needed at most."""
+        return self.low_per_s < _NOTHING * self.goodput_per_s
 
     def gpus(self, rate_per_s: float) -> int:
         """Return the GPUs of the copies that serve a rate.
@@ -99,7 +109,7 @@ def copies_of(spec: PlotSpec, frame: pd.DataFrame) -> list[Copy]:
             cost = float(values_of(series.frame, _COST, spec=spec).best[0])
             price = cost / gpus[0] if cost > 0 else None
         if goodput.best[0] > 0:
-            low = goodput.low[0] if goodput.low[0] > 0 else goodput.best[0]
+            low = max(0.0, goodput.low[0])
             found.append(
                 Copy(
                     series.label, int(gpus[0]), goodput.best[0] * factor, low * factor, goodput.high[0] * factor, price
@@ -125,11 +135,14 @@ def staircase_figure(spec: PlotSpec, summary: pd.DataFrame) -> Figure:
     handles: list[Legended] = []
     for panel, axes in enumerate(grid):
         tidy(axes)
-        for number, copy in enumerate(found):
-            price = (copy.price_usd_per_h or 0.0) if panel else 1.0
-            handles += _draw(axes, copy, number=number, end=end, price=price)[: None if panel == 0 else 0]
+        factors = [(copy.price_usd_per_h or 0.0) if panel else 1.0 for copy in found]
+        highest = max(_highest(copy, end) * factor for copy, factor in zip(found, factors, strict=True))
+        top = _ABOVE * highest
+        for number, (copy, factor) in enumerate(zip(found, factors, strict=True)):
+            drawn = _draw(axes, copy, number=number, end=end, price=factor, beyond=2 * top)
+            handles += drawn if panel == 0 else []
         axes.set_xlim(0, end)
-        axes.set_ylim(bottom=0)
+        axes.set_ylim(bottom=0, top=top if any(copy.is_open for copy in found) else None)
         axes.set_ylabel("cost (USD/h)" if panel else spec.ylabel or "GPUs")
         axes.locator_params(axis="y", integer=not panel)
         plain_ticks(axes)
@@ -144,10 +157,13 @@ def staircase_figure(spec: PlotSpec, summary: pd.DataFrame) -> Figure:
     return figure
 
 
-def _draw(axes: object, copy: Copy, *, number: int, end: float, price: float) -> list[Legended]:
-    from matplotlib.axes import Axes
+def _highest(copy: Copy, end: float) -> float:
+    """Return the most GPUs that the stairs and a band that ends need."""
+    return float(copy.gpus(end) if copy.is_open else band(copy, end)[2].max())
 
-    assert isinstance(axes, Axes)
+
+def _draw(axes: Axes, copy: Copy, *, number: int, end: float, price: float, beyond: float) -> list[Legended]:
+    """Draw the stairs and the band of one copy; a band that is open goes `beyond` the axes."""
     colour = colour_of(number)
     rates, gpus = stairs(copy.num_gpus, copy.goodput_per_s, end)
     unit = quantity("rate_per_s").unit
@@ -157,8 +173,8 @@ def _draw(axes: object, copy: Copy, *, number: int, end: float, price: float) ->
     if copy.low_per_s < copy.high_per_s:
         edges, fewest, most = band(copy, end)
         axes.fill_between(
-            edges, fewest * price, most * price, facecolor=colour, alpha=0.2, hatch=hatch_of(number), edgecolor=colour,
-            linewidth=0,
+            edges, fewest * price, np.where(np.isinf(most), beyond, most * price), facecolor=colour, alpha=0.2,
+            hatch=hatch_of(number), edgecolor=colour, linewidth=0,
         )  # fmt: skip
     return list(
         axes.plot(
@@ -173,14 +189,19 @@ def _draw(axes: object, copy: Copy, *, number: int, end: float, price: float) ->
 
 
 def band(copy: Copy, end_per_s: float) -> tuple[Floats, Floats, Floats]:
-    """Return rates, and the fewest and most GPUs there that the goodput's interval leaves possible."""
-    corners = [stairs(copy.num_gpus, goodput, end_per_s)[0] for goodput in (copy.low_per_s, copy.high_per_s)]
+    """Return rates, and the fewest and most GPUs there that the goodput's interval leaves possible.
+
+    The most are infinite where the interval goes down to (next to) nothing.
+    """
+    limits = (copy.high_per_s,) if copy.is_open else (copy.low_per_s, copy.high_per_s)
+    corners = [stairs(copy.num_gpus, goodput, end_per_s)[0] for goodput in limits]
     edges = np.unique(np.concatenate(corners))
     middle = (edges[:-1] + edges[1:]) / 2
-    fewest, most = (
-        np.array([copies(rate, goodput) * copy.num_gpus for rate in middle], dtype=np.float64)
-        for goodput in (copy.high_per_s, copy.low_per_s)
-    )
+    fewest = np.array([copies(rate, copy.high_per_s) * copy.num_gpus for rate in middle], dtype=np.float64)
+    if copy.is_open:
+        most = np.full(len(middle), np.inf)
+    else:
+        most = np.array([copies(rate, copy.low_per_s) * copy.num_gpus for rate in middle], dtype=np.float64)
     return np.column_stack([edges[:-1], edges[1:]]).ravel(), np.repeat(fewest, 2), np.repeat(most, 2)
 
 

@@ -14,7 +14,7 @@ from placement.statistics import Interval
 PARTS = {
     "queue": "queue",
     "prefill": "prefill",
-    "transfer": "KV transfer",
+    "transfer": "KV transfer and the wait for it",
     "decode_admission": "decode admission",
 }
 #: Never at the start of a line.
