@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import math
+from collections.abc import Sequence
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -10,11 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dsim.contract import ViolationKind, find_violations
-from dsim.latency import LatencyModel
+from dsim.latency import HostOverhead, LatencyModel
 from dsim.pools import Placement, Role
 from dsim.profile import Profile
 from dsim.recorder import COUNT_COLUMNS, TIME_COLUMNS
 from dsim.slo import Slo
+from dsim.trace import Trace
 from dsim.workload import Fixed, Poisson, Workload, preset
 from experiments.report.scaled import ScaledLatency, ScaledLengths, scaled_profile
 from experiments.report.sensitivity import (
@@ -28,8 +32,10 @@ from experiments.report.sensitivity import (
     changed,
     sensitivity,
 )
-from placement.probe import Scenario
+from placement.goodput import Observation
+from placement.probe import Outcome, Probe, Scenario
 from placement.search import Question
+from placement.single import goodput_of
 from placement.statistics import Interval
 from profiles.shipped import find_profile
 from tests.test_metamorphic import run, slower
@@ -91,9 +97,15 @@ def test_twice_the_step_times_are_those_of_doubled_coefficients(system: System) 
 
 
 def test_the_drivers_work_scales_and_transfers_do_not() -> None:
-    scaled = scaled_profile(PROFILE, 1.2)
-    assert scaled.host[Role.DECODE].token_s == 1.2 * PROFILE.host[Role.DECODE].token_s
-    assert scaled.host_pipelined[Role.DECODE].token_s == 1.2 * PROFILE.host_pipelined[Role.DECODE].token_s
+    every = {role: HostOverhead(1e-3 * i, 2e-4 * i, 3e-7 * i, 4e-5 * i) for i, role in enumerate(Role, start=1)}
+    base = dataclasses.replace(PROFILE, host=every, host_pipelined=dict(reversed(every.items())))
+    scaled = scaled_profile(base, 1.2)
+    for theirs, mine in ((base.host, scaled.host), (base.host_pipelined, scaled.host_pipelined)):
+        assert set(mine) == set(theirs)
+        for role, host in theirs.items():
+            expected = {name: 1.2 * value for name, value in dataclasses.asdict(host).items()}
+            assert min(expected.values()) > 0
+            assert dataclasses.asdict(mine[role]) == pytest.approx(expected, rel=1e-12)
     assert scaled.handover == PROFILE.handover
     assert scaled.swap_bytes_per_s == PROFILE.swap_bytes_per_s
     assert scaled.request_s == PROFILE.request_s
@@ -129,6 +141,28 @@ def test_scaled_lengths_round_and_cut() -> None:
     assert set(longer.prompt_tokens) == {1097}
     assert ScaledLengths(source, prompt=1.2).cut(context_tokens=1100) == 1.0
     assert ScaledLengths(source, prompt=1.2).cut(context_tokens=2048) == 0.0
+
+
+class Cached:
+    """Three requests, two of which find part of their prompt in the cache."""
+
+    def trace(self, *, num_requests: int, seed: int, context_tokens: int, rate_per_s: float | None = None) -> Trace:
+        """Return them, whatever is asked."""
+        return Trace(np.arange(3.0), np.array([100, 100, 4]), np.array([10, 10, 10]), np.array([60, 0, 3]))
+
+
+def test_what_a_prompt_finds_in_the_cache_grows_with_it() -> None:
+    asked = {"num_requests": 3, "seed": 0, "context_tokens": 2048}
+    longer = ScaledLengths(Cached(), prompt=1.2).trace(**asked)
+    assert longer.prompt_tokens.tolist() == [120, 120, 5]
+    assert longer.cached_prompt_tokens.tolist() == [72, 0, 4]
+    assert longer.output_tokens.tolist() == [10, 10, 10]
+    shorter = ScaledLengths(Cached(), prompt=0.8).trace(**asked)
+    # Of a prompt of 3 tokens one is computed.
+    assert (shorter.prompt_tokens.tolist(), shorter.cached_prompt_tokens.tolist()) == ([80, 80, 3], [48, 0, 2])
+    talkative = ScaledLengths(Cached(), output=1.2).trace(**asked)
+    assert (talkative.prompt_tokens.tolist(), talkative.cached_prompt_tokens.tolist()) == ([100, 100, 4], [60, 0, 3])
+    assert talkative.output_tokens.tolist() == [12, 12, 12]
 
 
 def test_nothing_changed_is_the_same_scenario() -> None:
@@ -182,6 +216,95 @@ def test_more_work_serves_less(found: Sensitivity) -> None:
 def test_the_same_question_has_the_same_answer(found: Sensitivity) -> None:
     split = Contender(Placement.parse("1xP:tp1pp1 + 1xD:tp1pp1"), 8.0)
     assert sensitivity(question(), split, Contender(Placement.parse("1xC:tp1pp1"), 6.0)) == found
+
+
+SPLIT, WHOLE = Placement.parse("2xP:tp1pp1 + 1xD:tp1pp1"), Placement.parse("1xC:tp1pp1")
+#: Goodput as asked, and the powers of prompt lengths, output lengths and step times that it falls with.
+KNOWN = {SPLIT: (9.0, 0.9, 0.2, 1.0), WHOLE: (2.0, 0.4, 0.7, 1.0)}
+
+
+def known_goodput_per_s(asked: Scenario, placement: Placement) -> float:
+    trace = asked.workload.trace(num_requests=1, seed=0, context_tokens=2048, rate_per_s=1.0)
+    role = placement.pools[0].role
+    step_s = asked.profiles[role].latency_at(1).decode_s(1, 512) / PROFILE.latency_at(1).decode_s(1, 512)
+    goodput, prompts, outputs, steps = KNOWN[placement]
+    prompt, output = trace.prompt_tokens[0] / 500, trace.output_tokens[0] / 100
+    return float(goodput / prompt**prompts / output**outputs / step_s**steps)
+
+
+class Known:
+    """Answers probes from `known_goodput_per_s`, and notes them."""
+
+    asked: ClassVar[list[tuple[str, Scenario, Probe]]] = []
+
+    def __init__(self, scenario: Scenario, **_: object) -> None:
+        self.scenario = scenario
+
+    def run(self, probes: Sequence[Probe], *, stage: str) -> list[Outcome]:
+        """Return an attainment that falls with the logarithm of the rate, through the target at the goodput."""
+        self.asked.extend((stage, self.scenario, probe) for probe in probes)
+        roots = [known_goodput_per_s(self.scenario, probe.placement) for probe in probes]
+        return [
+            Outcome(Observation(min(1.0, max(0.0, self.scenario.target - math.log(probe.rate_per_s / root)))))
+            for probe, root in zip(probes, roots, strict=True)
+        ]
+
+
+def test_placements_of_different_size_are_compared_per_gpu_on_the_searchs_requests(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("experiments.report.sensitivity.Runner", Known)
+    monkeypatch.setattr(Known, "asked", [])
+    asked = dataclasses.replace(question(lengths=Fixed(500, 100)), num_gpus=3, seed=5)
+    found = sensitivity(asked, Contender(SPLIT, 9.0), Contender(WHOLE, 2.0))
+    for point in found.cases:
+        factor = {what: point.case.factor if point.case.changed is what else 1.0 for what in Changed}
+        expected = {
+            placement: goodput
+            / placement.num_gpus
+            / factor[Changed.PROMPTS] ** prompts
+            / factor[Changed.OUTPUTS] ** outputs
+            / factor[Changed.STEPS] ** steps
+            for placement, (goodput, prompts, outputs, steps) in KNOWN.items()
+        }
+        assert point.recommended.best == pytest.approx(expected[SPLIT], rel=0.01)
+        assert point.other is not None
+        assert point.other.best == pytest.approx(expected[WHOLE], rel=0.01)
+        assert point.advantage is not None
+        assert point.advantage.best == pytest.approx(expected[SPLIT] / expected[WHOLE], rel=0.01)
+    # At the same load of each GPU.
+    probed = [
+        (probe.placement, round(probe.rate_per_s, 9), probe.replication)
+        for stage, _, probe in Known.asked
+        if stage == "rates"
+    ]
+    assert len(set(probed)) == len(probed)
+    assert set(probed) == {
+        (placement, round(share * 3.0 * placement.num_gpus, 9), i)
+        for share in (0.8, 1.0, 1.2)
+        for placement in KNOWN
+        for i in range(found.replications)
+    }
+    for stage, used, probe in Known.asked:
+        assert (used.seed, used.target, used.transient) == (5, asked.attainment, True)
+        assert probe.replication in range(found.replications)
+        assert (probe.warmup, probe.counted, probe.phase) == (0, 60, None)
+        if stage in {"rates", Case(Changed.NOTHING).label}:
+            assert used.workload is asked.workload
+
+
+def test_a_changed_assumption_is_the_search_of_another_question(found: Sensitivity) -> None:
+    longer = next(point for point in found.cases if point.case == Case(Changed.PROMPTS, 1.2))
+    asked = question(lengths=Fixed(614, 16))  # 1.2 times 512
+    split, whole = (
+        goodput_of(asked, Placement.parse(text)).goodput.rate_per_s
+        for text in ("1xP:tp1pp1 + 1xD:tp1pp1", "1xC:tp1pp1")
+    )
+    assert longer.other is not None
+    assert longer.advantage is not None
+    assert longer.recommended.best == pytest.approx(split.best / 2, rel=0.04)
+    assert longer.other.best == pytest.approx(whole.best, rel=0.04)
+    assert longer.advantage.best == pytest.approx(split.best / 2 / whole.best, rel=0.04)
 
 
 def test_a_case_that_cannot_run_says_why() -> None:
