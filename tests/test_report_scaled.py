@@ -194,7 +194,7 @@ def test_verdicts(recommended: float, other: float | None, advantage: Interval |
 def question(profile: Profile = PROFILE, lengths: Fixed = LENGTHS) -> Question:
     workload = Workload(Poisson(), lengths)
     profiles = dict.fromkeys(Role, profile)
-    return Question(profiles, workload, Slo(0.4, 0.1), num_gpus=2, num_requests=60)
+    return Question(profiles, workload, Slo(0.4, 0.1), num_gpus=2, num_requests=30)
 
 
 @pytest.fixture(scope="module")
@@ -211,11 +211,6 @@ def test_more_work_serves_less(found: Sensitivity) -> None:
     attainment = [point.recommended.best for point in found.rates]
     assert attainment == sorted(attainment, reverse=True)
     assert [point.share for point in found.rates] == [0.8, 1.0, 1.2]
-
-
-def test_the_same_question_has_the_same_answer(found: Sensitivity) -> None:
-    split = Contender(Placement.parse("1xP:tp1pp1 + 1xD:tp1pp1"), 8.0)
-    assert sensitivity(question(), split, Contender(Placement.parse("1xC:tp1pp1"), 6.0)) == found
 
 
 SPLIT, WHOLE = Placement.parse("2xP:tp1pp1 + 1xD:tp1pp1"), Placement.parse("1xC:tp1pp1")
@@ -288,7 +283,7 @@ def test_placements_of_different_size_are_compared_per_gpu_on_the_searchs_reques
     for stage, used, probe in Known.asked:
         assert (used.seed, used.target, used.transient) == (5, asked.attainment, True)
         assert probe.replication in range(found.replications)
-        assert (probe.warmup, probe.counted, probe.phase) == (0, 60, None)
+        assert (probe.warmup, probe.counted, probe.phase) == (0, 30, None)
         if stage in {"rates", Case(Changed.NOTHING).label}:
             assert used.workload is asked.workload
 
