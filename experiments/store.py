@@ -31,6 +31,11 @@ if TYPE_CHECKING:
 SWEEP_FILE = "sweep.yaml"
 #: Digests of the files that a sweep has made of its rows, by name.
 _CLAIMS = ".made.json"
+#: What reading a line that is no row may raise.
+_NO_ROW = (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
+#: The bytes that every row begins with, as many as there are of them: its id, a SHA-256.
+_HEAD = len('{"id":"') + 64
+_TORN = re.compile(rb'|\{|\{"|\{"i|\{"id|\{"id"|\{"id":|\{"id":"[0-9a-f]{0,64}')
 #: Confidence of the intervals over replications.
 CONFIDENCE = 0.95
 
@@ -180,9 +185,8 @@ class RowsFile:
     def writer(self) -> Iterator[_Writer]:
         """Open it for more rows; what a killed process left of its last line is dropped."""
         created = not self.path.exists() and not self.path.is_symlink()
-        if not created and not _is_ours(self.path):
-            hint = "move the file away, or give another directory"
-            raise InputError(str(self.path), "holds no rows of a sweep", hint=hint)
+        if not created:
+            _check_ours(self.path)
         with self.path.open("ab") as file:
             _drop_torn_line(self.path)
             file.seek(0, os.SEEK_END)
@@ -246,9 +250,7 @@ def made_files(folder: Path) -> list[Path]:
         InputError: a file named as rows are holds something else.
     """
     for path in rows_files(folder):
-        if not _is_ours(path):
-            hint = "move the file away, or give another directory"
-            raise InputError(str(path), "holds no rows of a sweep", hint=hint)
+        _check_ours(path)
     made = [folder / name for name in _claimed(folder) if _is_claimed(folder, name)]
     return [*rows_files(folder), *made, *([folder / _CLAIMS] if (folder / _CLAIMS).is_file() else [])]
 
@@ -269,12 +271,24 @@ def _is_claimed(folder: Path, name: str) -> bool:
     return _claimed(folder).get(name) == _digest(path.read_bytes())
 
 
+def _check_ours(path: Path) -> None:
+    if not _is_ours(path):
+        raise InputError(str(path), "holds no rows of a sweep", hint="move the file away, or give another directory")
+
+
 def _is_ours(path: Path) -> bool:
-    """Return whether a file holds rows, one of which may be unfinished."""
+    """Return whether a file holds rows: its first line is one, or what a kill left of one."""
     if path.is_symlink() or not path.is_file():
         return False
-    data = path.read_bytes()
-    return not data or data.startswith(b'{"id":') or b'{"id":'.startswith(data)
+    with path.open("rb") as file:
+        first = file.readline()
+    if not first.endswith(b"\n"):
+        return _TORN.fullmatch(first[:_HEAD]) is not None
+    try:
+        Row.from_line(first.decode())
+    except _NO_ROW:
+        return False
+    return True
 
 
 def _digest(content: str | bytes) -> str:
@@ -301,7 +315,7 @@ def read_rows(folder: Path, *, leave_out: Path | None = None) -> dict[RowKey, Ro
             try:
                 row = Row.from_line(line.decode())
                 hash(row.key)
-            except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
+            except _NO_ROW:
                 hint = "delete the line and run again with --resume, or start anew with --overwrite"
                 raise InputError(f"{path}:{number}", "is no row of a sweep", hint=hint) from None
             if row.error is None or row.key not in rows or rows[row.key].error is not None:
@@ -374,6 +388,22 @@ class SweepResults:
     def plots(self) -> tuple[PlotSpec, ...]:
         """The figures that the file asks for."""
         return self.outline.plots
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every task has its row."""
+        return len(self.rows) == self.outline.num_combinations * self.outline.replications
+
+    def check_complete(self, folder: Path) -> None:
+        """Refuse to draw or report what has not run to its end.
+
+        Raises:
+            InputError: rows are missing.
+        """
+        if not self.is_complete:
+            total = self.outline.num_combinations * self.outline.replications
+            rule = f"has {len(self.rows)} of the {total} rows of its sweep"
+            raise InputError(str(folder), rule, hint="finish it with dsim sweep --resume")
 
     @property
     def failed(self) -> tuple[Row, ...]:
@@ -494,6 +524,8 @@ def _mean_with_interval(name: str, values: Sequence[float]) -> dict[str, Any]:
     low, high = interval.low, interval.high
     if not _SHARES.isdisjoint(name.split(".")):
         low, high = max(low, 0.0), min(high, 1.0)
+    elif any(part.endswith("_s") for part in name.split(".")):
+        low = max(low, 0.0)  # no time and no rate is below it
     return {name: interval.best, f"{name}.low": low, f"{name}.high": high}
 
 
@@ -568,13 +600,7 @@ def _lock(path: Path, *, shared: bool = False) -> Iterator[None]:
 
 
 def _drop_torn_line(path: Path) -> None:
-    """Cut what a killed process left of its last line.
-
-    Raises:
-        InputError: the file is none of ours.
-    """
-    if not _is_ours(path):
-        raise InputError(str(path), "holds no rows of a sweep", hint="move the file away, or give another directory")
+    """Cut what a killed process left of its last line."""
     with path.open("r+b") as file:
         data = file.read()
         complete = data.rfind(b"\n") + 1

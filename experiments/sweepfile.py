@@ -193,10 +193,13 @@ def read_sweep(path: Path, *, assignments: Sequence[str] = (), quick: bool = Fal
     """Return the sweep that a file describes, with the changes asked for.
 
     Raises:
-        InputError: anything in it is wrong, the setting of any task included.
+        InputError: anything in it is wrong, the setting of any task included, and of those of its quick variant.
     """
     outline = read_outline(path, assignments=assignments, quick=quick)
-    return Sweep(outline, tuple(_tasks(outline)))
+    sweep = Sweep(outline, tuple(_tasks(outline)))
+    if not quick and "quick" in read_yaml(path):
+        read_sweep(path, assignments=assignments, quick=True)
+    return sweep
 
 
 def _check_keys(section: Section) -> None:

@@ -8,25 +8,6 @@ from dsim import catalog
 from dsim.gpu import Gpu
 from dsim.model import Model
 
-_GPU_KEYS = (
-    "name",
-    "vendor",
-    "architecture",
-    "memory_bytes",
-    "hbm_bytes_per_s",
-    "bf16_flops_per_s",
-    "fp8_flops_per_s",
-    "fp4_flops_per_s",
-    "nvlink_bytes_per_s",
-    "intra_node_link",
-    "network_bytes_per_s",
-    "pcie_bytes_per_s",
-    "gpus_per_node",
-    "scale_up_domain_gpus",
-    "tdp_w",
-    "source",
-)
-
 
 def model_entry(model: Model, *, dtype_bytes: int | None = None) -> str | dict[str, object]:
     """Return the catalog's name where that says everything, else the shape.
@@ -46,4 +27,5 @@ def gpu_entry(gpu: Gpu) -> str | dict[str, object]:
     """Return the catalog's name where that says everything, else the datasheet."""
     if gpu in catalog.gpus():
         return gpu.name
-    return {key: value for key in _GPU_KEYS if (value := getattr(gpu, key)) not in (None, "")}
+    keys = ("name", *(key for key in catalog.GPU_KEYS if key not in ("aliases", "price", "notes")))
+    return {key: value for key in keys if (value := getattr(gpu, key)) not in (None, "")}

@@ -296,13 +296,48 @@ def test_a_sweep_file_is_not_replaced_by_its_own_copy(cli: Cli, tmp_path: Path) 
     assert source.read_text(encoding="utf-8").startswith("# mine\n")
 
 
+@pytest.mark.parametrize("text", ["my notes, no newline", '{"id":7}\nmy data', '{"id":"me', '{"id": "a"}\n'])
 @pytest.mark.parametrize("more", ["--resume", "--overwrite"])
-def test_notes_named_as_rows_are_kept(cli: Cli, file: Path, tmp_path: Path, more: str) -> None:
+def test_notes_named_as_rows_are_kept(cli: Cli, file: Path, tmp_path: Path, more: str, text: str) -> None:
     folder = tmp_path / "out"
     folder.mkdir()
-    (folder / "rows.jsonl").write_text("my notes, no newline", encoding="utf-8")
-    assert "holds no rows of a sweep" in cli.refused("sweep", str(file), "-o", str(folder), "-j", "1", more)
-    assert (folder / "rows.jsonl").read_text(encoding="utf-8") == "my notes, no newline"
+    (folder / "rows.jsonl").write_text(text, encoding="utf-8")
+    assert re.search(
+        r"holds no rows of a sweep|is no row of a sweep", cli.refused("sweep", str(file), "-o", str(folder), more)
+    )
+    assert (folder / "rows.jsonl").read_text(encoding="utf-8") == text
+
+
+@pytest.mark.parametrize("torn", ["", '{"', '{"id":"', '{"id":"0123', '{"id":"' + 64 * "a" + '","factors":{"x'])
+def test_what_a_kill_leaves_of_the_first_row_is_dropped(cli: Cli, file: Path, tmp_path: Path, torn: str) -> None:
+    folder = tmp_path / "out"
+    folder.mkdir()
+    (folder / "rows.jsonl").write_text(torn, encoding="utf-8")
+    assert cli("sweep", str(file), "-o", str(folder), "-j", "1", "--resume").code == 0
+    assert load_sweep(folder).is_complete
+
+
+def test_an_unfinished_sweep_is_neither_drawn_nor_reported(cli: Cli, file: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "out"
+    run = ("sweep", str(file), "-o", str(folder), "-j", "1")
+    assert cli(*run).code == 0
+    assert cli(*run, "--resume", "--set", "replications=3", "--shard", "1/6").code == 0
+    found = load_sweep(folder)
+    assert not found.is_complete
+    for command in (("plot", str(folder)), ("report", str(folder), "-o", str(tmp_path / "page.html"))):
+        words = f"has {len(found.rows)} of the 18 rows of its sweep; finish it with dsim sweep --resume"
+        assert words in cli.refused(*command)
+
+
+@pytest.mark.parametrize("change", ["base.reqests: 300", "base.requests: -1", "replications: none"])
+def test_the_quick_variant_is_checked_with_the_rest(cli: Cli, tmp_path: Path, change: str) -> None:
+    path = tmp_path / "slow.yaml"
+    start = GOOD.find("quick:")
+    path.write_text((GOOD if start < 0 else GOOD[:start]) + f"quick: {{{change}}}\n", encoding="utf-8")
+    refused = cli.refused("sweep", str(path), "-o", str(tmp_path / "out"))
+    assert f"{path}:" in refused
+    assert change.partition(":")[0].rpartition(".")[2] in refused
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_folder_in_the_place_of_a_file_is_seen_before_anything_runs(cli: Cli, file: Path, tmp_path: Path) -> None:

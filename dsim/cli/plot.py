@@ -170,6 +170,7 @@ def _of_sweep(folder: Path, asked: _Asked, kind: Kind | None) -> Figures:
     from experiments.store import load_sweep
 
     results = load_sweep(folder)
+    results.check_complete(folder)
     if kind is None and asked.given:
         name, value = asked.given
         raise InputError(name, "needs a kind of figure", value=value, hint="add --kind, such as --kind line")

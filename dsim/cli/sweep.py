@@ -104,11 +104,11 @@ def sweep(
         return _print_plan(asked, output_format=output_format)
     with _progress_bar(quiet=quiet, no_color=no_color) as hear:
         try:
-            results = _run(asked, hear)
+            results, problems = _run(asked, hear)
         except KeyboardInterrupt:
             _note(f"stopped; the same command with --resume goes on with {folder}", quiet=quiet)
             raise
-    return _report(asked, results, output_format=output_format, quiet=quiet, no_color=no_color)
+    return _report(asked, results, problems, output_format=output_format, quiet=quiet, no_color=no_color)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,8 +172,8 @@ def _present(asked: _Asked) -> dict[RowKey, Row]:
     return {key: row for key, row in rows.items() if row.error is None or key not in mine}
 
 
-def _run(asked: _Asked, hear: Callable[[int, int, int], None]) -> SweepResults:
-    """Run what is missing and return all rows that there are then."""
+def _run(asked: _Asked, hear: Callable[[int, int, int], None]) -> tuple[SweepResults, list[str]]:
+    """Run what is missing, and write what is made of all rows; return these, and why figures could not be drawn."""
     from experiments.runner import run_tasks
     from experiments.store import SWEEP_FILE, SweepResults, in_order, made_files, read_rows, task_key
 
@@ -197,9 +197,10 @@ def _run(asked: _Asked, hear: Callable[[int, int, int], None]) -> SweepResults:
                 hear(done, total, failed)
         outline = asked.sweep.outline
         results = SweepResults(outline, in_order(outline, read_rows(asked.folder).values()))
-        if len(results.rows) == len(asked.sweep.tasks):
+        if results.is_complete:
             _write(asked.folder, _files(results))
-    return results
+            return results, _draw(results, asked.folder)
+    return results, []
 
 
 def _check_targets(asked: _Asked, source: Path) -> None:
@@ -262,12 +263,13 @@ def _files(results: SweepResults) -> dict[str, str | bytes]:
     return files
 
 
-def _report(asked: _Asked, results: SweepResults, *, output_format: Format, quiet: bool, no_color: bool) -> int:
-    """Draw the figures, print the summary, and return the exit code."""
+def _report(
+    asked: _Asked, results: SweepResults, problems: list[str], *, output_format: Format, quiet: bool, no_color: bool
+) -> int:
+    """Print the summary and return the exit code."""
     tasks, rows = len(asked.sweep.tasks), len(results.rows)
-    problems = _draw(results, asked.folder) if rows == tasks else []
     _print(results, output_format=output_format, no_color=no_color)
-    if rows == tasks:
+    if results.is_complete:
         names = ", ".join(sorted(path.name for path in asked.folder.glob("[!.]*")))
         _note(f"wrote {names} to {asked.folder}", quiet=quiet)
     else:

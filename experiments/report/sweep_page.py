@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from dsim.errors import InputError
 from experiments.compare import Comparison, closeness, compare
 from experiments.report.markup import Content, Html, bullets, definitions, details, element, joined, number, table
 from experiments.report.page import page, picture
@@ -24,9 +23,7 @@ def render_sweep(folder: Path) -> str:
         InputError: it holds no results, or not all yet.
     """
     results = load_sweep(folder)
-    if not (folder / "summary.csv").is_file():
-        hint = "finish it with dsim sweep --resume"
-        raise InputError(str(folder), "has no summary.csv: the sweep has not run to its end", hint=hint)
+    results.check_complete(folder)
     parts = [
         ("figures", "Figures", _figures(results, folder)),
         ("published", "Beside what was published", _published(results)),
