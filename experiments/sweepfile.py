@@ -16,12 +16,13 @@ import yaml
 from dsim.errors import InputError, nearest
 from dsim.version import __version__
 from dsim.yamlfile import Field, Scalar, Section, read_yaml
+from experiments.base import parse_setting
 from experiments.edits import edited, parse_assignment, plain
 from experiments.factors import MOST_TASKS, Factor, parse_factors, row_value
 from experiments.keys import KEYS as SETTING_KEYS
 from experiments.measures import columns
 from experiments.plots import PlotSpec, parse_plot
-from experiments.settings import Measure, Setting, parse_setting
+from experiments.settings import Measure, Setting
 
 if TYPE_CHECKING:
     from collections.abc import Collection

@@ -15,8 +15,9 @@ from dsim.pools import Role
 from dsim.slo import Slo
 from dsim.workload import Poisson, Workload, preset
 from dsim.yamlfile import parse_yaml
+from experiments.base import parse_setting
 from experiments.measures import columns, measure
-from experiments.settings import Measure, Setting, parse_setting
+from experiments.settings import Measure, Setting
 from placement.queueing import md1_goodput_per_s
 from placement.search import Question, search
 from profiles.shipped import find_profile

@@ -12,8 +12,9 @@ import pytest
 from dsim.errors import InputError
 from dsim.pools import Role
 from dsim.yamlfile import parse_yaml
+from experiments.base import parse_setting
 from experiments.keys import KEYS
-from experiments.settings import Measure, Setting, parse_setting
+from experiments.settings import Measure, Setting
 from placement.search import Mode
 from profiles.shipped import shipped_profiles
 
