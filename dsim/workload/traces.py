@@ -2,32 +2,24 @@
 
 from __future__ import annotations
 
-import csv
 import datetime
-import io
 import itertools
-import json
 import re
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final, NoReturn, Protocol
+from typing import Final, Protocol
 
 import numpy as np
 
 from dsim.errors import InputError
 from dsim.trace import Trace
 from dsim.workload.arrivals import Replayed
-from dsim.workload.lengths import MAX_TOKENS, Empirical
-
-MAX_ARRIVAL_S: Final = 1e9
-"""Latest arrival: above it a time is more likely a date, and no longer exact to a tenth of a microsecond."""
+from dsim.workload.lengths import Empirical
+from dsim.workload.records import Reader, Record
 
 MOONCAKE_BLOCK: Final = 512
 """Prompt tokens that one of Mooncake's hash_ids stands for."""
 
-_NUMBER: Final = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?", re.ASCII)
 _TIMESTAMP: Final = re.compile(r"(\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?(Z|[+-]\d\d:\d\d)?", re.ASCII)
-_Record = dict[str, Any]
 
 _EPOCH: Final = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 
@@ -87,57 +79,17 @@ def rescale(trace: Trace, *, rate_per_s: float) -> Trace:
     return Trace(arrival_s, trace.prompt_tokens, trace.output_tokens, trace.cached_prompt_tokens)
 
 
-class _Rows:
+class _Rows(Reader):
     """The rows read so far, and the place in the file for messages."""
 
     def __init__(self, path: str, context_tokens: int | None) -> None:
-        self.path = path
+        super().__init__(path)
         self.context_tokens = context_tokens
-        self.line = 1
         self.arrival_s: list[float] = []
         self.prompt: list[int] = []
         self.output: list[int] = []
         self.cached: list[int] = []
         self.lines: list[int] = []
-
-    def fail(self, rule: str, *, name: str | None = None, value: object = None, hint: str | None = None) -> NoReturn:
-        raise InputError(f"{self.path}:{self.line}", rule, name=name, value=value, hint=hint)
-
-    def value(self, record: _Record, name: str) -> object:
-        if name not in record:
-            self.fail("is missing", name=name, hint="found " + ", ".join(list(record)[:8]))
-        return record[name]
-
-    def number(self, name: str, value: object) -> int | float:
-        """Return the number that a CSV field or a JSON value says."""
-        if isinstance(value, str):
-            text = value.strip()
-            if text.isascii() and text.isdigit() and len(text) < 19:
-                return int(text)
-            if not _NUMBER.fullmatch(text):
-                self.fail("must be a number", name=name, value=value)
-            return float(text)
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            self.fail("must be a number", name=name, value=json.dumps(value))
-        return value
-
-    def tokens(self, name: str, value: object, least: int = 1) -> int:
-        number = self.number(name, value)
-        if isinstance(number, float) and not number.is_integer():
-            self.fail("must be a whole number", name=name, value=value)
-        if number < least:
-            self.fail(f"must be >= {least}", name=name, value=value, hint="drop this row" if number == 0 else None)
-        if number > MAX_TOKENS:
-            self.fail(f"must be at most {MAX_TOKENS}", name=name, value=value)
-        return int(number)
-
-    def seconds(self, name: str, value: object, unit_s: float = 1.0) -> float:
-        seconds = self.number(name, value)
-        # A JSON integer may be too long for a float.
-        if not 0 <= seconds <= 1e300 or not 0 <= seconds * unit_s <= MAX_ARRIVAL_S:
-            hint = "count from the start of the trace" if seconds > 0 else None
-            self.fail(f"must be >= 0 and at most {MAX_ARRIVAL_S / unit_s:g}", name=name, value=value, hint=hint)
-        return seconds * unit_s if unit_s != 1 else float(seconds)
 
     def add(self, arrival_s: float, prompt: int, output: int, cached: int = 0) -> None:
         if cached >= prompt:
@@ -170,8 +122,7 @@ class _Rows:
 
 def _read(path: str | Path, *, prefix_hits: bool, context_tokens: int | None, need_arrivals: bool) -> _Rows:
     rows = _Rows(str(path), context_tokens)
-    text = _text(rows)
-    records = _json_records(rows, text) if text.lstrip()[:1] in {"{", "["} else _csv_records(rows, text)
+    records = rows.records(rows.text())
     first = next(records, None)
     if first is None:
         raise InputError(rows.path, "has no rows", hint="one request a line")
@@ -189,73 +140,12 @@ def _read(path: str | Path, *, prefix_hits: bool, context_tokens: int | None, ne
     return rows
 
 
-def _text(rows: _Rows) -> str:
-    try:
-        data = Path(rows.path).read_bytes()
-    except (OSError, ValueError) as problem:
-        reason = problem.strerror if isinstance(problem, OSError) and problem.strerror else str(problem)
-        raise InputError(rows.path, f"cannot be read: {reason}") from None
-    try:
-        text = data.decode("utf-8-sig")
-    except UnicodeDecodeError as problem:
-        rows.line = data.count(b"\n", 0, problem.start) + 1
-        rows.fail("is not UTF-8 text", hint="save the file as UTF-8, unpack it if it is compressed")
-    if "\0" in text:
-        rows.line = text.count("\n", 0, text.index("\0")) + 1
-        rows.fail("holds a zero byte", hint="save the file as UTF-8 text")
-    if not text.strip():
-        raise InputError(rows.path, "is empty", hint="expected a header line and one request a line, or JSONL")
-    return text
-
-
-def _csv_records(rows: _Rows, text: str) -> Iterator[_Record]:
-    reader = csv.reader(io.StringIO(text, newline=""), strict=True)
-    header: list[str] | None = None
-    while True:
-        try:
-            fields = next(reader, None)
-        except csv.Error as problem:
-            rows.line = reader.line_num
-            rows.fail(f"is not CSV ({problem})", hint="is the file complete?")
-        if fields is None:
-            return
-        rows.line = reader.line_num
-        if not fields:
-            continue
-        if header is None:
-            header = [name.strip() for name in fields]
-            if len(set(header)) < len(header):
-                twice = next(name for name in header if header.count(name) > 1)
-                rows.fail("appears twice in the header", name="column", value=twice)
-            continue
-        if len(fields) != len(header):
-            rows.fail(f"the row has {len(fields)} of {len(header)} fields", hint="is the file complete?")
-        yield dict(zip(header, fields, strict=True))
-
-
-def _json_records(rows: _Rows, text: str) -> Iterator[_Record]:
-    for line, row in enumerate(text.split("\n"), start=1):
-        if not row.strip():
-            continue
-        rows.line = line
-        try:
-            record = json.loads(row)
-        except (ValueError, RecursionError) as problem:
-            reason = problem.msg if isinstance(problem, json.JSONDecodeError) else "too large"
-            rows.fail(f"is not JSON ({reason})", hint="is the file complete? one object a line")
-        if not isinstance(record, dict):
-            rows.fail(
-                "is not a JSON object", hint='one object a line, such as {"prompt_tokens": 512, "output_tokens": 64}'
-            )
-        yield record
-
-
 class _Layout(Protocol):
     """What the columns of a format mean."""
 
     arrival: str
 
-    def add(self, rows: _Rows, record: _Record, *, need_arrivals: bool) -> None:
+    def add(self, rows: _Rows, record: Record, *, need_arrivals: bool) -> None:
         """Add one record to the rows."""
         ...
 
@@ -263,7 +153,7 @@ class _Layout(Protocol):
 class _Own:
     arrival = "arrival_s"
 
-    def add(self, rows: _Rows, record: _Record, *, need_arrivals: bool) -> None:
+    def add(self, rows: _Rows, record: Record, *, need_arrivals: bool) -> None:
         rows.add(
             rows.seconds(self.arrival, rows.value(record, self.arrival)) if need_arrivals else 0.0,
             rows.tokens("prompt_tokens", rows.value(record, "prompt_tokens")),
@@ -278,7 +168,7 @@ class _Azure:
     def __init__(self) -> None:
         self.first_ns: int | None = None
 
-    def add(self, rows: _Rows, record: _Record, *, need_arrivals: bool) -> None:
+    def add(self, rows: _Rows, record: Record, *, need_arrivals: bool) -> None:
         arrival_s = 0.0
         if need_arrivals:
             time_ns = self._nanoseconds(rows, rows.value(record, self.arrival))
@@ -312,7 +202,7 @@ class _Mooncake:
         self.prefix_hits = prefix_hits
         self.seen: set[int] = set()
 
-    def add(self, rows: _Rows, record: _Record, *, need_arrivals: bool) -> None:
+    def add(self, rows: _Rows, record: Record, *, need_arrivals: bool) -> None:
         prompt = rows.tokens("input_length", rows.value(record, "input_length"))
         rows.add(
             rows.seconds(self.arrival, rows.value(record, self.arrival), unit_s=1e-3) if need_arrivals else 0.0,
@@ -322,7 +212,7 @@ class _Mooncake:
             min(MOONCAKE_BLOCK * self._hits(rows, record), prompt - 1) if self.prefix_hits else 0,
         )
 
-    def _hits(self, rows: _Rows, record: _Record) -> int:
+    def _hits(self, rows: _Rows, record: Record) -> int:
         blocks = record.get("hash_ids", [])
         if not isinstance(blocks, list) or not all(type(block) is int for block in blocks):
             rows.fail("must be a list of whole numbers", name="hash_ids", value=blocks)
