@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
@@ -14,17 +14,15 @@ from dsim.gpu import Gpu
 from dsim.latency import HostOverhead, ValidRange
 from dsim.model import Model
 from dsim.options import Evidence
-from dsim.pools import Parallelism, Role
+from dsim.pools import Role
 from dsim.profile import BatchLimits, FirstToken, Handover, Preemption, Profile
 from profiles.kernels.hosts import HOSTS, HostConstants
+from profiles.memory import RULES, MemoryRule, kv_capacities, usable_bytes
 
-#: Largest tensor and pipeline parallel degrees looked at.
-_MOST_TP, _MOST_PP = 16, 16
+#: Largest tensor parallel degree looked at.
+_MOST_TP = 16
 #: Share of the intra-node link that a transfer reaches, as in profile files that say nothing.
 _LINK_SHARE = 0.8
-#: GPU memory that CUDA, NCCL and captured graphs take beside weights, activations and KV (vLLM's start-up log: 0.6 to
-#: 1.5 GiB).
-_CONTEXT_BYTES = 1e9
 #: Prompt tokens at which Lm is looked for, and the share of the best rate that it must reach (as in fitted profiles).
 _LM_TOKENS: Final = (32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
 _LM_SHARE = 0.8
@@ -38,12 +36,10 @@ class Engine:
     """What an engine does unless told otherwise.
 
     Args:
-        memory_share: of the GPU's memory that it uses in all.
         tokens, requests: limits of a step on large GPUs; on small ones (below 70 GiB, and A100) 2048 and 256.
         source: where these are written.
     """
 
-    memory_share: float
     tokens: int
     requests: int
     source: str
@@ -51,9 +47,9 @@ class Engine:
 
 ENGINES: Final[Mapping[str, Engine]] = MappingProxyType(
     {
-        "vllm": Engine(0.9, 8192, 1024, "vLLM 0.1x: gpu_memory_utilization, max_num_batched_tokens, max_num_seqs"),
-        "sglang": Engine(0.88, 8192, 1024, "SGLang 0.5: mem_fraction_static, chunked_prefill_size"),
-        "trtllm": Engine(0.9, 8192, 2048, "TensorRT-LLM 1.0: free_gpu_memory_fraction, max_num_tokens, max_batch_size"),
+        "vllm": Engine(8192, 1024, "vLLM: max_num_batched_tokens, max_num_seqs"),
+        "sglang": Engine(8192, 1024, "SGLang 0.5: chunked_prefill_size"),
+        "trtllm": Engine(8192, 2048, "TensorRT-LLM 1.0: max_num_tokens, max_batch_size"),
     }
 )
 _SMALL_GPU_BYTES, _SMALL_TOKENS, _SMALL_REQUESTS = 70 * 2**30, 2048, 256
@@ -73,7 +69,6 @@ def estimated_profile(model: Model, gpu: Gpu, *, engine: str = "vllm") -> Profil
     valid = ValidRange(chunk_tokens=model.context_tokens, decode_requests=limits.requests)
     degrees = [tp for tp in range(1, _MOST_TP + 1) if _divides(model, tp)]
     latency = {tp: analytic_latency(model, gpu, tp, valid_range=valid) for tp in degrees}
-    usable = defaults.memory_share * gpu.memory_bytes
     expected = expected_error(model, gpu)
     return Profile(
         name=f"{model.name}-{gpu.name}-{engine}-roofline",
@@ -81,7 +76,7 @@ def estimated_profile(model: Model, gpu: Gpu, *, engine: str = "vllm") -> Profil
         gpu=gpu,
         engine=engine,
         engine_version="estimated",
-        source=_source(gpu, defaults, host),
+        source=_source(gpu, defaults, RULES[engine], host),
         latency=latency,
         host=_host(host),
         request_s=host.request_s,
@@ -97,8 +92,10 @@ def estimated_profile(model: Model, gpu: Gpu, *, engine: str = "vllm") -> Profil
             bandwidth_bytes_per_s=_LINK_SHARE * gpu.nvlink_bytes_per_s,
         ),
         preemption=Preemption.RECOMPUTE,
-        kv_capacity_tokens=_capacities(model, degrees, usable, limits),
-        kv_bytes_per_gpu=usable - _CONTEXT_BYTES,
+        kv_capacity_tokens=kv_capacities(model, gpu, engine, degrees, limits=limits),
+        kv_bytes_per_gpu=usable_bytes(model, gpu, engine, limits=limits),
+        block_tokens=RULES[engine].block_tokens,
+        reasons={"kv": RULES[engine].source},
         saturation_tokens=_saturation_tokens(latency[degrees[0]]),
         evidence=Evidence.ROOFLINE,
         expected_error=expected,
@@ -141,30 +138,6 @@ def _host(host: HostConstants) -> dict[Role, HostOverhead]:
     return {Role.PREFILL: prefill, Role.DECODE: launch, Role.COLOCATED: launch}
 
 
-def _capacities(model: Model, degrees: Sequence[int], usable: float, limits: BatchLimits) -> dict[Parallelism, int]:
-    """Return KV tokens where the weights leave room, as engines find out with a step of the largest size."""
-    capacities = {}
-    for tp in degrees:
-        widths = 4 * model.hidden_size + 2 * max(model.ffn_size, _expert_width(model)) / tp
-        logits = 2 * 4 * limits.requests * model.vocabulary / tp
-        rest_bytes = _CONTEXT_BYTES + 2 * limits.tokens * widths + logits
-        for pp in range(1, _MOST_PP + 1):
-            if model.layers % pp:
-                continue
-            # The fullest stage has the output head, or the embedding.
-            free_bytes = usable - rest_bytes - model.weight_bytes / (tp * pp)
-            token_bytes = model.kv_bytes_per_token * model.kv_copies(tp) / (tp * pp)
-            tokens = int(free_bytes // token_bytes)
-            if tokens > 0:
-                capacities[Parallelism(tp, pp)] = tokens
-    return capacities
-
-
-def _expert_width(model: Model) -> int:
-    experts = model.experts
-    return 0 if experts is None else experts.active_ffn_size
-
-
 def _saturation_tokens(latency: AnalyticLatency) -> int:
     """Return Lm: the fewest prompt tokens that reach 80 % of the best rate."""
     rates = {tokens: tokens / latency.prefill_s([(tokens, 0)]) for tokens in _LM_TOKENS}
@@ -173,10 +146,10 @@ def _saturation_tokens(latency: AnalyticLatency) -> int:
     return reached[0]
 
 
-def _source(gpu: Gpu, engine: Engine, host: HostConstants) -> str:
+def _source(gpu: Gpu, engine: Engine, memory: MemoryRule, host: HostConstants) -> str:
     efficiency = find_efficiency(gpu)
     like = f" ({efficiency.like}'s, for want of its own)" if efficiency.like else ""
     return (
         f"roofline estimate: datasheet of {gpu.name} and shares of it that kernels reach{like}, fitted to "
-        f"{efficiency.source}; limits and memory: {engine.source}; {host.source}"
+        f"{efficiency.source}; limits: {engine.source}; memory: {memory.source}; {host.source}"
     )
