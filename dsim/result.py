@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -174,23 +174,40 @@ class Result:
 
     @property
     def throughput_per_s(self) -> float:
-        """Completed counted requests per second between their first arrival and their last completion."""
-        return self._per_s(int(np.count_nonzero(~np.isnan(self.column("last_token_s")))))
+        """Completed requests per second; see `rate_of`."""
+        return self.rate_of(np.ones(len(self.columns["arrival_s"])))
 
     def good_throughput_per_s(self, slo: Slo) -> float:
-        """Counted requests per second that met every limit, over the span of the counted requests.
+        """Completed requests per second that met every limit, over the same time as `throughput_per_s`.
 
-        The span runs from their first arrival to their last completion: what serving benchmarks call request goodput.
+        Of a finite run that is what serving benchmarks call request goodput.
         """
-        return self._per_s(int(np.count_nonzero(self.met(slo))))
+        return self.rate_of(replace(self, counted=slice(0, len(self.columns["arrival_s"]))).met(slo))
 
-    def _per_s(self, requests: int) -> float:
-        """Return `requests` per second of the span of the counted requests."""
-        ends = self.column("last_token_s")
-        if not requests or np.isnan(ends).all():
+    def rate_of(self, amounts: NDArray[Any]) -> float:
+        """Return what completed requests amount to, per second.
+
+        Of a steady run, one with a warm-up whose arrivals go on after the counted ones, that is whatever completes
+        between the first and the last counted arrival, the warm-up's requests too: none of the time is a ramp or a
+        drain. Of any other run it is the counted requests, between their first arrival and their last completion.
+
+        Args:
+            amounts: of every request that arrived, shape (n,).
+        """
+        ends, arrival_s = self.columns["last_token_s"], self.column("arrival_s")
+        served = ~np.isnan(ends)
+        if not len(arrival_s):
             return 0.0
-        span_s = float(np.nanmax(ends) - self.column("arrival_s")[0])
-        return requests / span_s if span_s > 0 else math.inf
+        start_s, stop_s = float(arrival_s[0]), float(arrival_s[-1])
+        if self.window.counted is not None and self.window.warmup:
+            served &= (ends > start_s) & (ends <= stop_s)
+        else:
+            served[: self.counted.start] = served[self.counted.stop :] = False
+            stop_s = float(ends[served].max()) if served.any() else start_s
+        amount = float(np.sum(amounts[served]))
+        if not amount:
+            return 0.0
+        return amount / (stop_s - start_s) if stop_s > start_s else math.inf
 
     def ttft_parts_s(self) -> dict[str, float]:
         """Mean seconds between arrival and first decode launch, by part, each over the requests that had it.

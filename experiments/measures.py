@@ -175,11 +175,7 @@ def _rates(setting: Setting, rate_per_s: float | None) -> Columns:
 
 def _served(setting: Setting, result: Result) -> Columns:
     """Return output tokens per second: of all, per GPU, and of one user once the first token is there."""
-    tokens = float(np.sum(result.column("output_tokens")[~np.isnan(result.column("last_token_s"))]))
-    ends, arrival_s = result.column("last_token_s"), result.column("arrival_s")
-    served = not np.isnan(ends).all()
-    span_s = float(np.nanmax(ends) - arrival_s[0]) if served else 0.0
-    per_s = tokens / span_s if span_s > 0 and setting.phase is not Role.PREFILL else math.nan
+    per_s = math.nan if setting.phase is Role.PREFILL else result.rate_of(result.columns["output_tokens"])
     tpot_s = Distribution.of(result.tpot_s).mean
     return {
         "output_tokens_per_s": per_s,
