@@ -34,7 +34,7 @@ NAMES = [
     "opt-66b-a100-80g-vllm",
 ]
 
-
+OPT_175B = ["opt-175b-a100-80g-distserve", "opt-175b-a100-80g-vllm"]
 SPLITWISE = ["llama-2-70b-a100-80g-vllm-2023", "llama-2-70b-h100-sxm-vllm-2023"]
 
 
@@ -57,7 +57,7 @@ def affine(profile: Profile, tp: int) -> AffineLatency:
 
 def test_what_is_shipped() -> None:
     names = [name for name, _ in shipped_profiles()]
-    assert [name for name in names if name.startswith("opt-")] == NAMES
+    assert [name for name in names if name.startswith("opt-")] == sorted([*NAMES, *OPT_175B])
     assert set(SPLITWISE) <= set(names)
 
 
@@ -254,8 +254,8 @@ def test_the_refused_degree_says_why() -> None:
     ("model", "gpu", "engine", "expected"),
     [
         (
-            *("175b", "a100-80g", "distserve"),
-            "--model: 'opt-175b' has no latency profile; there are profiles for ",
+            *("qwen3-14b", "a100-80g", "distserve"),
+            "--model: 'qwen3-14b' has no latency profile; there are profiles for ",
         ),
         (
             *("llama-3.1-405b", "h100", "vllm"),
