@@ -128,7 +128,11 @@ def choose_colocated(
         return used
     try:
         if used.evidence is Evidence.ROOFLINE:
-            return _estimated(used.model, used.gpu, engine=engine.strip().lower(), changes=changes)
+            wanted = engine.strip().lower()
+            path = _best_shipped(used.model, used.gpu, engine=wanted, evidence=Evidence.ROOFLINE)
+            if path is not None:
+                return load_profile(path, changes)
+            return _estimated(used.model, used.gpu, engine=wanted, changes=changes)
         return load_profile(profile_file(model=used.model.name, gpu=used.gpu.name, engine=engine), changes)
     except InputError as error:
         if error.where not in {"--engine", "--gpu", "--model"}:
@@ -162,8 +166,6 @@ def check_agreement(
 
 def _best_shipped(model: Model, gpu: Gpu, *, engine: str | None, evidence: Evidence | None) -> Path | None:
     """Return the file with the best evidence, of one engine or of any; None where there is none."""
-    if evidence is Evidence.ROOFLINE:
-        return None
     known = shipped_engines(model, gpu)
     if engine is not None:
         known = {engine: known[engine]} if engine in known else {}

@@ -7,11 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dsim.options import Options
+from dsim.options import Evidence, Options
 from dsim.pools import Placement
 from dsim.profile_file import load_profile
 from dsim.simulate import simulate
 from dsim.workload import Poisson, Workload, preset
+from profiles.choice import best_profile, choose_colocated
 from profiles.rows import Phase
 from profiles.scripts.opt175b import (
     CALIBRATED_ON,
@@ -100,3 +101,12 @@ def test_the_papers_placements_run(engine: str, placement: str) -> None:
     assert not np.isnan(result.column("last_token_s")).any()
     # One request on an idle instance cannot beat its own steps.
     assert np.nanmin(result.column("first_token_s") - result.column("arrival_s")) > 0.08
+
+
+def test_searches_take_the_calibrated_profiles() -> None:
+    best = best_profile(MODEL, GPU)
+    assert (best.name, best.evidence) == ("opt-175b-a100-80g-distserve", Evidence.ROOFLINE)
+    assert best_profile(MODEL, GPU, evidence=Evidence.ROOFLINE).name == best.name
+    assert choose_colocated(best).name == "opt-175b-a100-80g-vllm"
+    # Of others, a shipped profile of measured steps is no roofline.
+    assert best_profile("13b", GPU, evidence=Evidence.ROOFLINE).name == "opt-13b-a100-80g-vllm-roofline"
