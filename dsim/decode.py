@@ -13,7 +13,7 @@ from dsim.cruise import AffineCruise, Courses, TableCruise
 from dsim.job import Job
 from dsim.kv import num_blocks
 from dsim.pools import Parallelism, Role
-from dsim.profile import BatchLimits, FirstToken, Preemption, Profile
+from dsim.profile import BatchLimits, FirstToken, HandoverMode, Preemption, Profile
 from dsim.recorder import StepRecord
 from dsim.routing import Load
 from dsim.running import RunningBatch
@@ -50,10 +50,16 @@ class DecodeInstance:
         self._prefill_limits = profile.limits.get(Role.PREFILL, BatchLimits())
         self._max_requests = deployment.request_limit(profile, Role.DECODE, parallelism.tp)
         self._max_context = deployment.context_limit(profile, parallelism.tp)
-        self._handover = profile.handover
+        handover = self._handover = profile.handover
+        self._stalls = handover.stalls_decode
+        #: Pulls are posted only where the driver may act.
+        self._pulls_in_turn = self._stalls or handover.mode is HandoverMode.PULL_AT_STEP
+        self._layer_wise = handover.mode is HandoverMode.LAYER_WISE
+        self._post_s, self._post_block_s = handover.post_s, handover.post_block_s
         self._swaps = profile.preemption is Preemption.SWAP
         self._swap_s_per_token = profile.model.kv_bytes_per_token / (profile.swap_bytes_per_s * parallelism.num_gpus)
-        self._swap_s = 0.0
+        #: Driver time that the next launch takes for swaps and posted pulls.
+        self._extra_s = 0.0
         self._watermark_blocks = profile.handover.watermark * self.kv.capacity
         self._blocks_to_join = 0
         self._pulling = False
@@ -96,24 +102,28 @@ class DecodeInstance:
         if prefiller is None:
             start_s = end_s = now_s
         else:
-            start_s, end_s = post(now_s, prefiller.egress, self.ingress, self._transfer_s(job))
+            times = self._times_of_transfers()
+            start_s, end_s = post(now_s, prefiller.egress, self.ingress, times.duration_s(job.prompt))
+            if self._layer_wise:
+                end_s = max(end_s, job.prefilled_s + times.last_layer_s(job.prompt))
         recorder.transfer_start_s[job.index] = start_s
-        self._pulling = self._handover.stalls_decode
+        self._extra_s += self._post_s + self._post_block_s * job.blocks
+        self._pulling = self._stalls
         self._deployment.clock.at(end_s, TRANSFER_END, partial(self._on_transfer_end, job))
 
     def _pull_all(self, now_s: float) -> None:
         while self._may_pull():
             self._pull(now_s)
 
-    def _transfer_s(self, job: Job) -> float:
+    def _times_of_transfers(self) -> TransferTimes:
         gpus = self._deployment.prefill_gpus
         times = self._transfer_times.get(gpus)
         if times is None:
-            links = min(gpus, self._parallelism.num_gpus)
+            links, model = min(gpus, self._parallelism.num_gpus), self._profile.model
             rate = links * self._handover.bandwidth_bytes_per_s
-            times = TransferTimes(self._handover.latency_s, self._profile.model.kv_bytes_per_token / rate)
+            times = TransferTimes(self._handover.latency_s, model.kv_bytes_per_token / rate, layers=model.layers)
             self._transfer_times[gpus] = times
-        return times.duration_s(job.prompt)
+        return times
 
     def _on_transfer_end(self, job: Job, _event: simpy.Event) -> None:
         deployment = self._deployment
@@ -169,7 +179,7 @@ class DecodeInstance:
             if not self._swaps:
                 batch.join_recompute(job)
                 return
-            self._swap_s += self._swap_s_per_token * (context - 1 if job.produced else context)
+            self._extra_s += self._swap_s_per_token * (context - 1 if job.produced else context)
         batch.join(job, context)
 
     # Memory
@@ -184,7 +194,7 @@ class DecodeInstance:
         self._preempted_now = True
         self._deployment.recorder.preemptions[job.index] += 1
         if self._swaps:
-            self._swap_s += self._swap_s_per_token * stored_tokens
+            self._extra_s += self._swap_s_per_token * stored_tokens
         job.blocks = 0
         self.preempted.append(job)
 
@@ -286,23 +296,23 @@ class SerialDecodeInstance(DecodeInstance):
 
     def settle(self, now_s: float) -> None:
         """Pull and admit where the driver may act; otherwise see to it that it acts at the next boundary."""
-        stalls = self._handover.stalls_decode
         if self._in_flight:
+            in_turn = self._pulls_in_turn
             if self._cruise is None:
-                if not stalls:
+                if not in_turn:
                     self._pull_all(now_s)
                 return
-            if stalls:
-                if self._may_pull():
+            if in_turn:
+                if self._may_pull() or (not self._stalls and (self.pulled or self.preempted)):
                     self._plan(now_s, limit=1, split=True)
             elif self._may_pull() or self.pulled or self.preempted:
                 self._split(now_s)
                 self._pull_all(now_s)
-                self._plan(now_s, limit=1 if self.pulled or self.preempted else None)
+                self._plan(now_s, limit=1 if self.pulled or self.preempted or self._extra_s else None)
             return
         if self._pulling:
             return
-        if stalls:
+        if self._stalls:
             if self._may_pull():
                 self._pull(now_s)
                 return
@@ -314,7 +324,7 @@ class SerialDecodeInstance(DecodeInstance):
 
     def launch(self, now_s: float) -> None:
         """Start the next step, or cruise, if the driver is free."""
-        if self._in_flight or (self._pulling and self._handover.stalls_decode):
+        if self._in_flight or self._pulling:
             return
         batch = self._batch
         self._preempted_now = False
@@ -325,11 +335,11 @@ class SerialDecodeInstance(DecodeInstance):
             if not batch.members:
                 return
         self._in_flight = True
-        swap_s, self._swap_s = self._swap_s, 0.0
+        extra_s, self._extra_s = self._extra_s, 0.0
         if batch.recompute:
             jobs = self._recompute_chunks(batch)
             host_s, kernel_s = self._recompute_times(jobs)
-            end_s = now_s + (swap_s + host_s + kernel_s)
+            end_s = now_s + (extra_s + host_s + kernel_s)
             self.busy_s += end_s - now_s
             self._log(batch, now_s, end_s, jobs)
             self._cruise = None
@@ -340,11 +350,11 @@ class SerialDecodeInstance(DecodeInstance):
             self._record_starts(batch, now_s)
         if batch.context > self._max_context:
             self._check_range(batch.context)
-        self._delay_s = swap_s
-        self._cruise = self._courses.start(now_s + swap_s, batch.requests, batch.context)
+        self._delay_s = extra_s
+        self._cruise = self._courses.start(now_s + extra_s, batch.requests, batch.context)
         # Another turn of the driver is due at the next boundary where a pull is allowed already, or where a preemption
         # may have freed more than it needed.
-        again = self._preempted_now or (self._handover.stalls_decode and self._may_pull())
+        again = self._preempted_now or (self._pulls_in_turn and self._may_pull())
         self._plan(now_s, limit=1 if again else None)
         if self._deployment.recorder.steps is not None:
             self._log(batch, now_s, self._cruise.end_s(1))
@@ -415,17 +425,21 @@ class PipelinedDecodeInstance(DecodeInstance):
         super().__init__(deployment, index, profile=profile, parallelism=parallelism)
         self._circuit = Circuit(parts=parallelism.pp, stages=parallelism.pp)
         self._acted = False
+        self._due_again = False
         #: Recompute members that the step in flight prefills.
         self._recomputing: list[list[Job]] = [[] for _ in self.batches]
         self._alarm = Alarm(deployment.clock, self._on_wake)
 
     def settle(self, now_s: float) -> None:
         """Pull and admit where the driver may act."""
+        # Only layer-wise handovers of this very instant come before the end of a hold that takes no time.
+        self._due_again = self._layer_wise and self._alarm.is_set_for(now_s)
         self._commit(now_s)
-        stalls = self._handover.stalls_decode
+        stalls = self._stalls
         self._acted = self._driver_free(now_s) and not self._circuit.all_in_flight
         if not stalls:
-            self._pull_all(now_s)
+            if self._acted or not self._pulls_in_turn:
+                self._pull_all(now_s)
         elif self._acted and self._may_pull():
             self._pull(now_s)
             return
@@ -435,7 +449,7 @@ class PipelinedDecodeInstance(DecodeInstance):
                 self._pull_all(now_s)
 
     def _driver_free(self, now_s: float) -> bool:
-        return now_s >= self._circuit.driver_free_s and not (self._pulling and self._handover.stalls_decode)
+        return now_s >= self._circuit.driver_free_s and not self._pulling
 
     def _join(self, job: Job, batch: RunningBatch) -> None:
         if not batch.members:
@@ -473,7 +487,7 @@ class PipelinedDecodeInstance(DecodeInstance):
         return min(ready, key=lambda batch: ready_s[batch.index], default=None)
 
     def _start(self, batch: RunningBatch, now_s: float) -> None:
-        swap_s, self._swap_s = self._swap_s, 0.0
+        extra_s, self._extra_s = self._extra_s, 0.0
         jobs = self._recompute_chunks(batch) if batch.recompute else []
         self._recomputing[batch.index] = jobs
         if jobs:
@@ -484,13 +498,15 @@ class PipelinedDecodeInstance(DecodeInstance):
             self._check_range(batch.context)
             host_s = self._host.launch_s(batch.requests, batch.context)
             kernel_s = self._latency.decode_s(batch.requests, batch.context)
-        end_s = self._circuit.launch(batch.index, now_s, hold_s=swap_s + host_s, kernel_s=kernel_s)
+        end_s = self._circuit.launch(batch.index, now_s, hold_s=extra_s + host_s, kernel_s=kernel_s)
         self._log(batch, now_s, end_s, jobs)
 
     def _set_alarm(self) -> None:
         """Wake at the next own event that can change anything."""
         circuit = self._circuit
         self.busy_s = circuit.busy_s
+        if self._due_again:
+            return
         if self._may_cruise():
             batches = [batch for batch in self.batches if batch.members]
             next_s = circuit.look_ahead(
@@ -502,8 +518,7 @@ class PipelinedDecodeInstance(DecodeInstance):
 
     def _may_cruise(self) -> bool:
         """Whether only the ends of planned steps can change anything, until an outside event or a finished request."""
-        stalls = self._handover.stalls_decode
-        if self._preempted_now or self._swap_s or (stalls and (self._pulling or self._may_pull())):
+        if self._preempted_now or self._extra_s or (self._pulls_in_turn and (self._pulling or self._may_pull())):
             return False
         if self._deployment.recorder.steps is not None or (not self._acted and (self.pulled or self.preempted)):
             return False

@@ -52,7 +52,8 @@ class Deployment:
         self._prefill_token_limit_at = options.prefill_token_limit_at
         # The handover is the decode side's affair (docs/semantics.md, section 5).
         decode_side = profiles.get(Role.DECODE, profiles[placement.pools[0].role])
-        self._first_token_from = decode_side.handover.first_token_from
+        self._handover = decode_side.handover
+        self._first_token_from = self._handover.first_token_from
         self.prefills: list[PrefillInstance] = []
         self.decodes: list[DecodeInstance] = []
         self.colocated: list[ColocatedInstance] = []
@@ -85,7 +86,7 @@ class Deployment:
                         profile=profile,
                         parallelism=pool.parallelism,
                         limits=limits,
-                        first_token=self._first_token_from,
+                        handover=self._handover,
                     )
                 )
             elif pool.role is Role.DECODE:
@@ -227,6 +228,20 @@ class Deployment:
             # A transfer that takes no time ends before anything is launched.
             return
         # Launches touch nobody: what they change at this instant is their own.
+        for instance in touched:
+            instance.touched = False
+            instance.launch(now_s)
+        touched.clear()
+        if self._handovers:
+            self._follow_launches(now_s)
+
+    def _follow_launches(self, now_s: float) -> None:
+        """Hand over, layer by layer, the prefill batches that were launched just now."""
+        self._route_handovers()
+        touched = self._touched
+        touched.sort(key=_instance_order)
+        for instance in touched:
+            instance.settle(now_s)
         for instance in touched:
             instance.touched = False
             instance.launch(now_s)

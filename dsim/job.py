@@ -13,7 +13,8 @@ class Job:
 
     `joined_context` is the context of the first step that the job takes part in since it joined its running batch, and
     `joined_launch` the number of that launch: what it holds at any later launch follows from the two. `ticket` tells
-    its current entry in the batch's finish heap from stale ones.
+    its current entry in the batch's finish heap from stale ones. `prefilled_s` is the end of its prefill, known to layer-wise
+    handovers.
     """
 
     __slots__ = (
@@ -27,6 +28,7 @@ class Job:
         "last_token_s",
         "missed",
         "output",
+        "prefilled_s",
         "prefiller",
         "produced",
         "prompt",
@@ -49,6 +51,7 @@ class Job:
         self.last_token_s = 0.0
         self.missed = False
         self.user = -1
+        self.prefilled_s = 0.0
         self.prefiller: PrefillInstance | None = None
 
     @property

@@ -6,12 +6,12 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from dsim.batching import take_batch
-from dsim.clock import STEP_END
+from dsim.clock import ARRIVAL, STEP_END
 from dsim.job import Job
 from dsim.kv import num_blocks
 from dsim.pipeline import Stages
 from dsim.pools import Parallelism, Role
-from dsim.profile import BatchLimits, FirstToken, Profile
+from dsim.profile import BatchLimits, FirstToken, Handover, HandoverMode, Profile
 from dsim.recorder import StepRecord
 from dsim.routing import Load
 from dsim.transfer import Port
@@ -35,7 +35,7 @@ class PrefillInstance:
         profile: Profile,
         parallelism: Parallelism,
         limits: BatchLimits,
-        first_token: FirstToken,
+        handover: Handover,
     ) -> None:
         self.index = index
         self.touched = False
@@ -49,7 +49,9 @@ class PrefillInstance:
         self._deployment = deployment
         self._latency = profile.latency_at(parallelism.tp)
         self._host = profile.host_of(Role.PREFILL, parallelism.pp)
-        self._first_token = first_token
+        self._shows_token = handover.first_token_from is FirstToken.PREFILL or deployment.prefill_only
+        self._layer_wise = handover.mode is HandoverMode.LAYER_WISE and not deployment.prefill_only
+        self._hop_s = handover.hop_s
         self._limits = limits
         self._pp = parallelism.pp
         self._stages = Stages(parallelism.pp)
@@ -84,6 +86,8 @@ class PrefillInstance:
             ids = tuple(job.index for job in batch)
             recorder.steps.append(StepRecord("P", self.index, 0, now_s, end_s, ids, ()))
         self._launchable = False
+        if self._layer_wise:
+            self._hand_over_early(batch, end_s)
         if self._pp > 1:
             clock.at(self._stages.free_s[0], STEP_END, self._on_first_stage_end)
             clock.at(end_s, STEP_END, lambda _event: self._end(batch))
@@ -102,7 +106,7 @@ class PrefillInstance:
     def _end(self, batch: list[Job]) -> None:
         deployment = self._deployment
         recorder, now_s = deployment.recorder, deployment.clock.now
-        shown = self._first_token is FirstToken.PREFILL or deployment.prefill_only
+        shown, later = self._shows_token, []
         for job in batch:
             recorder.prefill_end_s[job.index] = now_s
             if shown:
@@ -112,10 +116,30 @@ class PrefillInstance:
                     self.free(job)
                     deployment.finish(job)
                     continue
+            if self._layer_wise:
+                continue
             job.prefiller = self
-            deployment.hand_over(job)
+            if self._hop_s:
+                later.append(job)
+            else:
+                deployment.hand_over(job)
+        if later:
+            deployment.clock.at(now_s + self._hop_s, ARRIVAL, lambda _event: self._hand_over(later))
         if self.queue:
             deployment.touch(self)
+
+    def _hand_over(self, jobs: list[Job]) -> None:
+        for job in jobs:
+            self._deployment.hand_over(job)
+
+    def _hand_over_early(self, batch: list[Job], end_s: float) -> None:
+        """Hand over, at its launch, a batch whose KV follows the prefill layer by layer."""
+        for job in batch:
+            if self._shows_token and job.output == 1:
+                continue
+            job.prefiller = self
+            job.prefilled_s = end_s
+            self._deployment.hand_over(job)
 
     def free(self, job: Job) -> None:
         """Forget a prompt whose KV is not needed here any more."""

@@ -29,6 +29,14 @@ class FirstToken(enum.Enum):
         return {"prefill": "prefill", "decode": "decode_admission", "transfer_end": "transfer"}[self.value]
 
 
+class HandoverMode(enum.Enum):
+    """When the decode side pulls a prompt's KV (docs/semantics.md, section 5)."""
+
+    DIRECT = "direct"
+    PULL_AT_STEP = "pull-at-step"
+    LAYER_WISE = "layer-wise"
+
+
 class Preemption(enum.Enum):
     """What happens to the KV of a preempted request."""
 
@@ -52,10 +60,14 @@ class Handover:
     """How a prompt's KV gets from the prefill to the decode side.
 
     Args:
-        stalls_decode: a pull holds the decode instance's driver until it ends.
+        stalls_decode: a pull holds the decode instance's driver until it ends; only with mode `direct`.
         latency_s: constant of one transfer.
         bandwidth_bytes_per_s: reached rate of one link; a transfer uses min(GPUs of sender, GPUs of receiver) links.
         watermark: pulls stop while blocks pulled but not yet joined reach this share of the decode KV cache.
+        hop_s: from a prompt's last prefill step to its handover; not with mode `layer-wise`, which begins before.
+        post_s: driver time of posting one pull.
+        post_block_s: the same for each KV block of the prompt.
+        step_s: driver time that the connector adds to each launch of a prefill or decode instance.
     """
 
     first_token_from: FirstToken = FirstToken.PREFILL
@@ -63,10 +75,35 @@ class Handover:
     latency_s: float = 0.0
     bandwidth_bytes_per_s: float = math.inf
     watermark: float = 0.05
+    mode: HandoverMode = HandoverMode.DIRECT
+    hop_s: float = 0.0
+    post_s: float = 0.0
+    post_block_s: float = 0.0
+    step_s: float = 0.0
 
     def __post_init__(self) -> None:
         if not 0 < self.watermark <= 1:
             raise InputError("handover", "must be > 0 and <= 1", name="watermark", value=self.watermark)
+        for name in ("latency_s", "hop_s", "post_s", "post_block_s", "step_s"):
+            value = getattr(self, name)
+            if not 0 <= value < math.inf:
+                raise InputError("handover", "must be >= 0 and finite", name=name, value=value)
+        if self.stalls_decode and self.mode is not HandoverMode.DIRECT:
+            raise InputError(
+                "handover",
+                "does not go with stalls_decode=true",
+                name="mode",
+                value=self.mode.value,
+                hint="set stalls_decode: false, or mode: direct",
+            )
+        if self.hop_s and self.mode is HandoverMode.LAYER_WISE:
+            raise InputError(
+                "handover",
+                "does not go with mode=layer-wise, which starts before a prefill ends",
+                name="hop_s",
+                value=self.hop_s,
+                hint="set hop_s: 0, or another mode",
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,10 +176,12 @@ class Profile:
         return self.latency[tp]
 
     def host_of(self, role: Role, pp: int) -> HostOverhead:
-        """Return the driver overhead of one launch of this role."""
-        if pp > 1 and role in self.host_pipelined:
-            return self.host_pipelined[role]
-        return self.host.get(role, HostOverhead())
+        """Return the driver overhead of one launch of this role, the KV connector's work included."""
+        own = self.host_pipelined.get(role) if pp > 1 else None
+        host = own or self.host.get(role, HostOverhead())
+        if not self.handover.step_s or role is Role.COLOCATED:
+            return host
+        return replace(host, step_s=host.step_s + self.handover.step_s)
 
     def kv_tokens(self, parallelism: Parallelism) -> int:
         """Return the KV capacity in tokens: listed, else memory minus weights; <= 0 where the model does not fit.

@@ -20,7 +20,7 @@ from dsim.latency import AffineDecode, AffineLatency, AffinePrefill, Bends, Host
 from dsim.model import Model
 from dsim.options import Evidence
 from dsim.pools import Parallelism, Role
-from dsim.profile import BatchLimits, FirstToken, Handover, Preemption, Profile
+from dsim.profile import BatchLimits, FirstToken, Handover, HandoverMode, Preemption, Profile
 from dsim.profile_fit import read_fit
 from dsim.table_latency import DecodeRow, PrefillTable, TableLatency
 from dsim.yamlfile import Field, Section, parse_yaml, read_bytes
@@ -397,18 +397,31 @@ def _handover(field: Field | None, gpu: Gpu) -> Handover:
     if field is None:
         return default
     section = field.section().only(
-        ("first_token_from", "stalls_decode", "latency_s", "bandwidth_bytes_per_s", "watermark", "reason")
+        (
+            *("first_token_from", "mode", "stalls_decode", "latency_s", "bandwidth_bytes_per_s", "watermark"),
+            *("hop_s", "post_s", "post_block_s", "step_s", "reason"),
+        )
     )
-    first = section.get("first_token_from")
-    return Handover(
-        first_token_from=default.first_token_from if first is None else first.choice(FirstToken),
-        stalls_decode=section.flag("stalls_decode", default=default.stalls_decode),
-        latency_s=section.number("latency_s", default.latency_s, at_least=0, at_most=_MAX_S),
-        bandwidth_bytes_per_s=section.number(
-            "bandwidth_bytes_per_s", default.bandwidth_bytes_per_s, at_least=_MIN_BYTES_PER_S
-        ),
-        watermark=_share(section, "watermark", default.watermark, above=0),
-    )
+    first, mode = section.get("first_token_from"), section.get("mode")
+    try:
+        return Handover(
+            first_token_from=default.first_token_from if first is None else first.choice(FirstToken),
+            mode=default.mode if mode is None else mode.choice(HandoverMode),
+            stalls_decode=section.flag("stalls_decode", default=default.stalls_decode),
+            latency_s=section.number("latency_s", default.latency_s, at_least=0, at_most=_MAX_S),
+            bandwidth_bytes_per_s=section.number(
+                "bandwidth_bytes_per_s", default.bandwidth_bytes_per_s, at_least=_MIN_BYTES_PER_S
+            ),
+            watermark=_share(section, "watermark", default.watermark, above=0),
+            hop_s=section.number("hop_s", default.hop_s, at_least=0, at_most=_MAX_S),
+            post_s=section.number("post_s", default.post_s, at_least=0, at_most=_MAX_S),
+            post_block_s=section.number("post_block_s", default.post_block_s, at_least=0, at_most=_MAX_S),
+            step_s=section.number("step_s", default.step_s, at_least=0, at_most=_MAX_S),
+        )
+    except InputError as error:
+        if error.where != "handover" or error.name is None:
+            raise
+        raise section.need(error.name).error(error.rule, error.hint) from None
 
 
 def _preemption(field: Field | None) -> tuple[Preemption, float]:

@@ -17,14 +17,23 @@ class Port:
 
 @dataclass(frozen=True, slots=True)
 class TransferTimes:
-    """Seconds of one transfer: latency + prompt tokens * seconds per token."""
+    """Seconds of one transfer: latency + prompt tokens * seconds per token.
+
+    Args:
+        layers: of the model; a layer-wise transfer sends the last one's share after the prefill.
+    """
 
     latency_s: float
     per_token_s: float
+    layers: int
 
     def duration_s(self, prompt_tokens: int) -> float:
         """Seconds that the KV of `prompt_tokens` takes."""
         return self.latency_s + self.per_token_s * prompt_tokens
+
+    def last_layer_s(self, prompt_tokens: int) -> float:
+        """Seconds that the KV of the last layer takes."""
+        return self.latency_s + self.per_token_s * prompt_tokens / self.layers
 
 
 def post(now_s: float, sender: Port, receiver: Port, duration_s: float) -> tuple[float, float]:

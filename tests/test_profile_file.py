@@ -131,6 +131,11 @@ handover:
   latency_s: 0.002
   bandwidth_bytes_per_s: 4.0e+10
   watermark: 0.1
+  mode: direct
+  hop_s: 0.01
+  post_s: 0.007
+  post_block_s: 2.4e-6
+  step_s: 0.0005
   reason: made up
 preemption:
   method: swap
@@ -155,12 +160,13 @@ NUMERIC = {
     *("prefill_tokens", "decode_requests", "constant_s", "per_token_s", "per_token_squared_s", "threshold_requests"),
     *("per_context_token_s", "per_request_s", "tokens", "requests", "step_s", "sequence_s", "token_s", "mixed_s"),
     *("request_s", "latency_s", "bandwidth_bytes_per_s", "watermark", "swap_bytes_per_s", "bytes_per_gpu"),
+    *("hop_s", "post_s", "post_block_s"),
     *("block_tokens", "admission_watermark", "tp2pp1", "saturation_tokens"),
 }
 FLAGS = {"gated_mlp", "learned_positions", "biases", "tied_embeddings", "stalls_decode"}
 TEXTS = {
     *("name", "hugging_face", "vendor", "architecture", "intra_node_link", "notes", "version", "source", "reason"),
-    *("4", "first_token_from", "method"),
+    *("4", "first_token_from", "mode", "method"),
 }
 
 
@@ -245,7 +251,15 @@ def test_every_key_is_read() -> None:
         kv_bytes_per_gpu=7e9,
         refused={4: "measured on a hot machine"},
         handover=Handover(
-            FirstToken.DECODE, stalls_decode=True, latency_s=0.002, bandwidth_bytes_per_s=4e10, watermark=0.1
+            FirstToken.DECODE,
+            stalls_decode=True,
+            latency_s=0.002,
+            bandwidth_bytes_per_s=4e10,
+            watermark=0.1,
+            hop_s=0.01,
+            post_s=0.007,
+            post_block_s=2.4e-6,
+            step_s=0.0005,
         ),
         admission_watermark=0.02,
         preemption=Preemption.SWAP,
@@ -334,6 +348,19 @@ MALFORMED = [
     ("stalls_decode: true", "stalls_decode: yes", "handover.stalls_decode='yes' must be true or false"),
     ("bandwidth_bytes_per_s: 4.0e+10", "bandwidth_bytes_per_s: 200", "=200 must be >= 1000000"),
     ("watermark: 0.1\n", "watermark: 5\n", "handover.watermark=5 must be <= 1"),
+    (
+        "mode: direct",
+        "mode: pull-at-step",
+        "@ handover.mode='pull-at-step' does not go with stalls_decode=true; set stalls_decode: false, or mode: direct",
+    ),
+    (
+        "stalls_decode: true\n",
+        "mode: layer-wise\n",
+        "handover.mode stands twice",
+    ),
+    ("mode: direct", "mode: push", "handover.mode='push' is not known; expected one of direct, pull-at-step"),
+    ("hop_s: 0.01", "hop_s: -1", "handover.hop_s=-1 must be >= 0"),
+    ("post_s: 0.007", "post_s: 70", "handover.post_s=70 must be <= 10"),
     ("watermark: 0.1\n", "watermark: 0\n", "handover.watermark=0 must be > 0"),
     ("method: swap", "method: drop", "preemption.method='drop' is not known; expected one of swap, recompute"),
     (
@@ -434,7 +461,7 @@ def test_junk_in_any_value_is_one_line_that_names_it(junk: str) -> None:
     checked = 0
     for number, line in _lines():
         key, _ = line.strip().split(": ", 1)
-        if key in TEXTS and junk == "many" and key not in {"first_token_from", "method"}:
+        if key in TEXTS and junk == "many" and key not in {"first_token_from", "mode", "method"}:
             continue
         if (junk == "true" and key in FLAGS) or (junk == "[]" and key in {"violations", "aliases"}):
             continue
