@@ -13,8 +13,8 @@ class Job:
 
     `joined_context` is the context of the first step that the job takes part in since it joined its running batch, and
     `joined_launch` the number of that launch: what it holds at any later launch follows from the two. `ticket` tells
-    its current entry in the batch's finish heap from stale ones. `prefilled_s` is the end of its prefill, known to layer-wise
-    handovers.
+    its current entry in the batch's finish heap from stale ones. `prefilled_s` is the end of its prefill, known at
+    its launch to layer-wise handovers.
     """
 
     __slots__ = (
