@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from dsim.latency import Chunk, HostOverhead, LatencyModel
 from dsim.metrics import Distribution
 from dsim.options import Window
+from dsim.plain import finite
 from dsim.pools import Placement, Role
 from dsim.profile import Profile
 from dsim.result import Result
@@ -77,8 +78,7 @@ def measure(setting: Setting, *, seed: int, jobs: int = 1) -> Columns:
         Measure.STEP: lambda: _stepped(setting),
         Measure.QUEUEING: lambda: _queued(setting),
     }
-    found = _plain(take[setting.measure]())
-    assert isinstance(found, dict)
+    found: Columns = finite(take[setting.measure]())
     return found
 
 
@@ -554,14 +554,3 @@ def _columns_of_step() -> Iterator[str]:
 
 def _columns_of_queueing() -> Iterator[str]:
     yield from (*_RATES, "ttft_s.mean", "crossover_per_s", "crossover_per_gpu_per_s")
-
-
-def _plain(value: object) -> object:
-    """Return the value with None for numbers that are not finite, and lists for tuples."""
-    if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    return value

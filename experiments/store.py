@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from dsim.errors import InputError
 from dsim.files import write_whole
+from dsim.plain import finite, flat
 from dsim.version import __version__
 from dsim.yamlfile import Scalar
 from experiments.edits import first_difference, plain
@@ -124,7 +125,7 @@ class Row:
             "replication": self.replication,
             "seed": self.seed,
             "status": "ok" if self.error is None else "failed",
-            **({"outputs": _finite(self.outputs)} if self.error is None else {"error": self.error}),
+            **({"outputs": finite(self.outputs)} if self.error is None else {"error": self.error}),
             "version": self.version,
             "profiles": self.profiles,
         }
@@ -495,27 +496,55 @@ def summarized(rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
 
 
 def _summary_of(outputs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    flat = [dict(_flat(output)) for output in outputs]
+    """Return each metric over replications; one that some of them lack has no mean, and `missing` says so."""
+    records = [dict(flat(output, is_value=_is_interval)) for output in outputs]
     found: dict[str, Any] = {}
-    for name in dict.fromkeys(name for output in flat for name in output if name not in COUNTS):
-        values = [output[name] for output in flat if output.get(name) is not None]
+    lacking: dict[str, int] = {}
+    for name in dict.fromkeys(name for record in records for name in record if name not in COUNTS):
+        values = [record[name] for record in records if record.get(name) is not None]
+        if values and len(values) < len(records):
+            lacking[name] = len(records) - len(values)
         if not values:
             found[name] = None
         elif all(isinstance(value, dict) for value in values):
             for limit in _LIMITS:
                 limits = [value[limit] for value in values if value[limit] is not None]
-                found[f"{name}.{limit}"] = _mean(limits) if limits else None
+                found[f"{name}.{limit}"] = _mean(limits) if len(limits) == len(records) else None
+                if limits and len(limits) < len(values):
+                    lacking[f"{name}.{limit}"] = len(records) - len(limits)
         elif all(_is_number(value) for value in values):
-            found |= _mean_with_interval(name, values)
+            found |= _mean_with_interval(name, values, complete=name not in lacking)
         elif all(isinstance(value, list) for value in values):
-            found |= _list(name, values)
+            found |= _list(name, values, complete=name not in lacking)
         else:
             texts = dict.fromkeys(values)
             found[name] = next(iter(texts)) if len(texts) == 1 else "; ".join(map(str, texts))
-    return found
+    names = dict.fromkeys(name for record in records for name, value in record.items() if value is not None)
+    return {**found, "missing": _missing(lacking, names, len(records))}
 
 
-def _mean_with_interval(name: str, values: Sequence[float]) -> dict[str, Any]:
+def _missing(lacking: Mapping[str, int], names: Collection[str], replications: int) -> str | None:
+    """Return which metrics some replications lack; a group that all lack alike is named once.
+
+    >>> _missing({"a.b": 1, "a.c": 1, "d": 2}, ["a.b", "a.c", "d", "e"], 3)
+    'a in 1 of 3, d in 2 of 3'
+    """
+    shown: dict[str, int] = {}
+    for name, count in lacking.items():
+        parts = name.split(".")
+        groups = [".".join(parts[:length]) for length in range(1, len(parts))]
+        alike = [group for group in groups if _counts_below(group, lacking, names) == {count}]
+        shown[(alike or [name])[0]] = count
+    return ", ".join(f"{name} in {count} of {replications}" for name, count in shown.items()) or None
+
+
+def _counts_below(group: str, lacking: Mapping[str, int], names: Collection[str]) -> set[int]:
+    return {lacking.get(name, 0) for name in names if name.startswith(f"{group}.")}
+
+
+def _mean_with_interval(name: str, values: Sequence[float], *, complete: bool) -> dict[str, Any]:
+    if not complete:
+        return {name: None} if name in _SET else {name: None, f"{name}.low": None, f"{name}.high": None}
     if name in _SET:
         return {name: values[0]} if len(set(values)) == 1 else {name: _mean(values)}
     if len(values) < 2:
@@ -529,11 +558,14 @@ def _mean_with_interval(name: str, values: Sequence[float]) -> dict[str, Any]:
     return {name: interval.best, f"{name}.low": low, f"{name}.high": high}
 
 
-def _list(name: str, values: Sequence[list[Any]]) -> dict[str, Any]:
-    """Return the mean of lists of numbers, item by item; other lists stay in the rows."""
+def _list(name: str, values: Sequence[list[Any]], *, complete: bool) -> dict[str, Any]:
+    """Return the mean of lists of numbers with its interval, item by item; other lists stay in the rows."""
     if len({len(value) for value in values}) > 1 or not all(_is_number(item) for value in values for item in value):
         return {}
-    return {name: [_mean(items) for items in zip(*values, strict=True)]}
+    if not complete or len(values) < 2:
+        return {name: list(values[0]) if complete else None}
+    items = [_mean_with_interval(name, item, complete=True) for item in zip(*values, strict=True)]
+    return {key: [item[key] for item in items] for key in (name, f"{name}.low", f"{name}.high")}
 
 
 def _mean(values: Sequence[float]) -> float:
@@ -544,13 +576,8 @@ def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _flat(outputs: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield dotted names and values; an interval is one value."""
-    for key, value in outputs.items():
-        if isinstance(value, Mapping) and set(value) != set(_LIMITS):
-            yield from _flat(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
+def _is_interval(value: Mapping[str, Any]) -> bool:
+    return set(value) == set(_LIMITS)
 
 
 def _is_of(name: str, outputs: Sequence[str]) -> bool:
@@ -570,16 +597,6 @@ def records_of(frame: pd.DataFrame) -> list[dict[str, Any]]:
         {str(name): None if isinstance(value, float) and math.isnan(value) else value for name, value in row.items()}
         for row in frame.to_dict("records")
     ]
-
-
-def _finite(value: object) -> object:
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {str(key): _finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    return value
 
 
 @contextlib.contextmanager

@@ -44,13 +44,13 @@ def test_results_of_a_sweep(cli: Cli, file: Path, tmp_path: Path) -> None:
         rows = list(csv.DictReader(text))
     metrics = ["attainment.both", *(f"ttft_s.{name}" for name in ("mean", "p50", "p90", "p95", "p99"))]
     limits = [name + limit for name in metrics for limit in ("", ".low", ".high")]
-    assert list(rows[0]) == ["rate_per_gpu", "system", *limits, "replications", "failed"]
+    assert list(rows[0]) == ["rate_per_gpu", "system", *limits, "replications", "failed", "missing"]
     assert [(row["rate_per_gpu"], row["system"]) for row in rows][:3] == [
         ("0.5", "DistServe"),
         ("0.5", "vLLM"),
         ("1.0", "DistServe"),
     ]
-    assert {(row["replications"], row["failed"]) for row in rows} == {("2", "0")}
+    assert {(row["replications"], row["failed"], row["missing"]) for row in rows} == {("2", "0", "")}
     with (folder / "compare.csv").open(encoding="utf-8") as text:
         (point,) = csv.DictReader(text)
     assert point == {

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import math
 import os
@@ -440,14 +442,95 @@ def test_intervals_texts_lists_and_gaps() -> None:
         "flag": True,
         "q": [2.0, 3.0],
         "gap": None,
-        "part.x": 1.0,
+        "part.x": None,
         "part.x.low": None,
         "part.x.high": None,
         "part": None,
         "num_gpus": 3,
         "replications": 2,
         "failed": 0,
+        "missing": "part in 1 of 2",
     }
+
+
+def test_a_mean_is_of_all_replications_or_not_there() -> None:
+    """Where one replication sustains nothing, the mean of the others would be too good; the column `missing` says so."""
+
+    def row(number: int, outputs: dict[str, Any] | None) -> Row:
+        return Row("x", {"a": 1}, number, number, outputs or {}, None if outputs else "no", {})
+
+    full = {
+        "goodput": {"low": 1.0, "best": 2.0, "high": 3.0},
+        "open": {"low": 1.0, "best": 2.0, "high": None},
+        "best": {"x": 1.0, "y": {"z": 2.0}, "never": None},
+        "half": {"x": 1.0, "y": 2.0},
+        "num_gpus": 3,
+        "placement": "p",
+        "list": [1.0, 2.0],
+        "attainment": {"both": 0.5},
+        "never": None,
+    }
+    none = {
+        **full,
+        "goodput": None,
+        "open": {"low": 1.0, "best": 2.0, "high": 3.0},
+        "best": None,
+        "half": {"x": None, "y": 2.0},
+        "num_gpus": None,
+        "placement": None,
+        "list": None,
+    }
+    (record,) = summarized([row(0, full), row(1, none), row(2, full), row(3, None)])
+    gone = [
+        "goodput.low",
+        "goodput.best",
+        "goodput.high",
+        "open.high",
+        "best.x",
+        "best.y.z",
+        "half.x",
+        "num_gpus",
+        "list",
+    ]
+    assert [record[name] for name in gone] == [None] * len(gone)
+    assert (record["half.y"], record["open.best"], record["attainment.both"], record["placement"]) == (2, 2, 0.5, "p")
+    assert (record["replications"], record["failed"]) == (3, 1)
+    told = "goodput in 1 of 3, open.high in 2 of 3, best in 1 of 3, half.x in 1 of 3, num_gpus in 1 of 3, "
+    assert record["missing"] == told + "placement in 1 of 3, list in 1 of 3"
+    (whole,) = summarized([row(0, full), row(1, full)])
+    assert whole["missing"] is None
+    assert (whole["open.high"], whole["best.x"]) == (None, 1)
+
+
+def test_what_replications_lack_is_said(cli: Cli, tmp_path: Path, small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def some(setting: Setting, *, seed: int) -> dict[str, Any]:
+        lacks = setting.traffic.rate_per_s == 1.0 and seed == 1
+        return {"attainment": {"both": None if lacks else 0.5}}
+
+    monkeypatch.setattr(runner, "measure", some)
+    run = cli("sweep", str(small), "-o", str(tmp_path / "out"), "-j", "1")
+    words = "no mean of some numbers in 1 of 30 combinations, first rate_per_gpu=1.0, system=vLLM: missing attainment in 1 of 2"
+    assert words in run.err
+    assert "no mean" not in cli("sweep", str(small), "-o", str(tmp_path / "out"), "--resume", "--quiet").err
+    rows = list(csv.DictReader(io.StringIO((tmp_path / "out" / "summary.csv").read_text(encoding="utf-8"))))
+    assert [row["missing"] for row in rows if row["missing"]] == ["attainment in 1 of 2"]
+    assert [row["attainment.both"] for row in rows].count("") == 1
+
+
+def test_intervals_end_where_their_numbers_do() -> None:
+    """Shares at 0 and 1, times and rates at 0; other numbers do not."""
+    rows = [
+        Row("x", {"a": 1}, n, n, {"attainment": {"both": both}, "ttft_s": {"mean": one}, "slowdown": one}, None, {})
+        for n, (both, one) in enumerate([(1.0, 0.0), (0.8, 1.0)])
+    ]
+    (record,) = summarized(rows)
+    assert record["attainment.both.high"] == 1
+    assert 0 <= record["attainment.both.low"] < 0.8
+    assert (record["ttft_s.mean.low"], record["slowdown.low"] < 0) == (0, True)
+    assert record["ttft_s.mean.high"] > 1
+    rows = [Row("x", {"a": 1}, n, n, {"kv_peak": {"decode": share}}, None, {}) for n, share in enumerate([0.0, 0.2])]
+    (record,) = summarized(rows)
+    assert record["kv_peak.decode.low"] == 0
 
 
 def test_rows_are_read_as_they_were_written(tmp_path: Path) -> None:

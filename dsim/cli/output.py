@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from dsim.errors import InputError
+from dsim.plain import finite, flat
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -36,7 +37,7 @@ class Table:
 
 def to_json(value: object) -> str:
     """Return the value as indented JSON; numbers that are not finite become null."""
-    return json.dumps(_plain(value), indent=2, allow_nan=False, ensure_ascii=False) + "\n"
+    return json.dumps(finite(value), indent=2, allow_nan=False, ensure_ascii=False) + "\n"
 
 
 def to_csv(rows: Sequence[Mapping[str, object]], first: Sequence[str] = ()) -> str:
@@ -45,15 +46,15 @@ def to_csv(rows: Sequence[Mapping[str, object]], first: Sequence[str] = ()) -> s
     Args:
         first: columns that stand first, also where there are no rows.
     """
-    flat = [dict(_flat(row)) for row in rows]
-    columns = list(dict.fromkeys([*first, *(name for row in flat for name in row)]))
+    records = [{name: _cell(value) for name, value in flat(row)} for row in rows]
+    columns = list(dict.fromkeys([*first, *(name for record in records for name in record)]))
     # A nested value that is null in one row and an object in another has its columns from the latter.
     parents = {name.rpartition(".")[0] for name in columns}
     columns = [name for name in columns if name not in parents]
     text = io.StringIO()
     writer = csv.DictWriter(text, columns, lineterminator="\n", restval="", extrasaction="ignore")
     writer.writeheader()
-    writer.writerows(flat)
+    writer.writerows(records)
     return text.getvalue()
 
 
@@ -172,23 +173,10 @@ def use_color(*, no_color: bool) -> bool:
     return not no_color and sys.stdout is not None and sys.stdout.isatty() and not os.environ.get("NO_COLOR")
 
 
-def _plain(value: object) -> object:
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
+def _cell(value: object) -> object:
+    """Return what CSV has for a value."""
     if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
+        return "; ".join(map(str, value))
+    if value is None or (isinstance(value, float) and not math.isfinite(value)):
+        return ""
     return value
-
-
-def _flat(row: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, object]]:
-    for key, value in row.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{prefix}{key}.")
-        elif isinstance(value, list | tuple):
-            yield f"{prefix}{key}", "; ".join(map(str, value))
-        elif isinstance(value, float) and not math.isfinite(value):
-            yield f"{prefix}{key}", ""
-        else:
-            yield f"{prefix}{key}", "" if value is None else value

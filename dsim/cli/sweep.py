@@ -274,13 +274,31 @@ def _report(
         _note(f"wrote {names} to {asked.folder}", quiet=quiet)
     else:
         _note(f"{rows} of {tasks} tasks are done; --resume without --shard runs the rest and sums up", quiet=quiet)
+    for text in _gaps(results):
+        _note(text, quiet=quiet)
     if results.failed:
         first = results.failed[0]
-        where = ", ".join(f"{key}={value}" for key, value in first.factors.items()) or "the only one"
+        where = _place(first.factors)
         problems.insert(0, f"{number_of(len(results.failed), 'task')} of {rows} failed, first {where}: {first.error}")
     for problem in problems:
         typer.echo(f"error: {problem}", err=True)
     return 1 if problems else 0
+
+
+def _gaps(results: SweepResults) -> Iterator[str]:
+    """Yield a line that says which numbers some replications lack, so that they have no mean."""
+    from experiments.store import records_of
+
+    lacking = [record for record in records_of(results.summary) if record["missing"]]
+    if lacking:
+        first = lacking[0]
+        where = _place({key: first[key] for key in results.outline.keys})
+        rows = f"{len(lacking)} of {number_of(len(results.summary), 'combination')}"
+        yield f"no mean of some numbers in {rows}, first {where}: missing {first['missing']} replications"
+
+
+def _place(factors: Mapping[str, object]) -> str:
+    return ", ".join(f"{key}={value}" for key, value in factors.items()) or "the only one"
 
 
 def _print(results: SweepResults, *, output_format: Format, no_color: bool) -> None:
