@@ -16,7 +16,7 @@ import yaml
 from dsim.errors import InputError, nearest
 from dsim.version import __version__
 from dsim.yamlfile import Field, Scalar, Section, read_yaml
-from experiments.base import SEEDS, parse_setting
+from experiments.base import parse_setting
 from experiments.edits import edited, parse_assignment, plain
 from experiments.factors import MOST_TASKS, Factor, parse_factors, row_value
 from experiments.keys import KEYS as SETTING_KEYS
@@ -208,7 +208,7 @@ def _check_keys(section: Section) -> None:
         section.only(FILE_KEYS)
         section.need("dsim_sweep")
     version = section.need("dsim_sweep")
-    if type(version.value) is not int or version.value != FORMAT:
+    if version.value != FORMAT or isinstance(version.value, bool):
         raise version.error(f"is not the format that this dsim reads, {FORMAT}", f"write dsim_sweep: {FORMAT}")
     section.only(FILE_KEYS)
 
@@ -439,9 +439,6 @@ def _tasks(outline: Outline) -> Iterator[Task]:
             for path, field in choice.settings:
                 changed = edited(changed, path, field)
         setting = parse_setting(changed.section(), folder=outline.folder)
-        if setting.seed + outline.replications > SEEDS:
-            rule = f"leaves no seeds for {outline.replications} replications: the last would be above {SEEDS - 1}"
-            raise changed.section().need("seed").error(rule, f"take at most {SEEDS - outline.replications}")
         identity = setting.identity()
         factors = dict(zip(outline.keys, (choice.value for choice in choices), strict=True))
         for replication in range(outline.replications):
