@@ -47,7 +47,7 @@ class ColocatedInstance:
         self.busy_s = 0.0
         self._deployment = deployment
         parallelism = pool.parallelism
-        self._latency = profile.latency_at(parallelism.tp)
+        self._latency = profile.latency_of(parallelism)
         self._host = profile.host_of(Role.COLOCATED, parallelism.pp)
         self._max_context = deployment.context_limit(profile, parallelism.tp)
         self._profile = profile

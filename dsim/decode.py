@@ -44,7 +44,7 @@ class DecodeInstance:
         self.busy_s = 0.0
         self.batches = [RunningBatch(self.kv, part) for part in range(parallelism.pp)]
         self._deployment = deployment
-        self._latency = profile.latency_at(parallelism.tp)
+        self._latency = profile.latency_of(parallelism)
         self._host = profile.host_of(Role.DECODE, parallelism.pp)
         self._prefill_host = profile.host_of(Role.PREFILL, parallelism.pp)
         self._prefill_limits = profile.limits.get(Role.PREFILL, BatchLimits())

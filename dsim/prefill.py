@@ -47,7 +47,7 @@ class PrefillInstance:
         )
         self.busy_s = 0.0
         self._deployment = deployment
-        self._latency = profile.latency_at(parallelism.tp)
+        self._latency = profile.latency_of(parallelism)
         self._host = profile.host_of(Role.PREFILL, parallelism.pp)
         self._shows_token = handover.first_token_from is FirstToken.PREFILL or deployment.prefill_only
         self._layer_wise = handover.mode is HandoverMode.LAYER_WISE and not deployment.prefill_only

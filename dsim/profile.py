@@ -14,6 +14,7 @@ from dsim.model import Model
 from dsim.options import Evidence, PrefillBatching, TokenLimit
 from dsim.pools import Parallelism, Placement, Role
 from dsim.profile_fit import FitReport
+from dsim.sends import Sends, with_sends
 
 
 class FirstToken(enum.Enum):
@@ -107,6 +108,49 @@ class Handover:
 
 
 @dataclass(frozen=True, slots=True)
+class PointToPoint:
+    """How activations pass from one pipeline stage to the next; nothing by default.
+
+    Args:
+        latency_s: of one send.
+        bandwidth_bytes_per_s: reached rate of one GPU's link to another of the node.
+        node_latency_s: of one send to another node.
+        node_bandwidth_bytes_per_s: reached rate of one GPU's link to another node.
+    """
+
+    latency_s: float = 0.0
+    bandwidth_bytes_per_s: float = math.inf
+    node_latency_s: float = 0.0
+    node_bandwidth_bytes_per_s: float = math.inf
+
+    def sends(self, *, within: int, across: int, token_bytes: float) -> Sends:
+        """Return what a step's sends take.
+
+        Args:
+            within: sends within a node.
+            across: sends from node to node.
+            token_bytes: activations of a token.
+        """
+        token_s = (
+            within * token_bytes / self.bandwidth_bytes_per_s + across * token_bytes / self.node_bandwidth_bytes_per_s
+        )
+        return Sends(within * self.latency_s + across * self.node_latency_s, token_s)
+
+
+class KvSource(enum.Enum):
+    """Where an instance's number of KV blocks comes from."""
+
+    GIVEN = "given"
+    LISTED = "listed"
+    MEMORY = "memory"
+    RANGE = "range"
+
+
+#: KV blocks by parallelism; those of None are meant where a parallelism has none of its own.
+KvBlocks = Mapping[Parallelism | None, int]
+
+
+@dataclass(frozen=True, slots=True)
 class Profile:
     """One latency profile file (docs/profiles.md has its form).
 
@@ -120,6 +164,8 @@ class Profile:
         admission_watermark: share of a colocated instance's KV cache kept free when a prompt is admitted.
         kv_capacity_tokens: KV capacity in tokens by parallelism, where known.
         kv_bytes_per_gpu: memory per GPU for weights and KV cache together, for parallelisms not listed.
+        kv_blocks: KV blocks of an instance that stand instead of all of that.
+        p2p: how activations pass between pipeline stages.
         swap_bytes_per_s: host link rate per GPU, each way.
         saturation_tokens: Lm (of the smallest degree, where it differs), None where unknown.
         saturation_tokens_at: Lm by tensor parallel degree, where it differs.
@@ -160,6 +206,8 @@ class Profile:
     expected_error: str = ""
     sha256: str = ""
     within_range: bool = False
+    kv_blocks: KvBlocks = field(default_factory=dict)
+    p2p: PointToPoint = PointToPoint()
 
     def latency_at(self, tp: int) -> LatencyModel:
         """Return the kernel times at this tensor parallel degree.
@@ -175,6 +223,24 @@ class Profile:
             raise InfeasiblePlacementError(f"tp{tp}", [reason])
         return self.latency[tp]
 
+    def latency_of(self, parallelism: Parallelism) -> LatencyModel:
+        """Return the step times of an instance: `latency_at` its tp, and what its stages send each other.
+
+        Stages fill one node after the other, as many as it has GPUs for.
+
+        Raises:
+            InfeasiblePlacementError: as `latency_at`.
+        """
+        latency = self.latency_at(parallelism.tp)
+        if parallelism.pp == 1 or self.p2p == PointToPoint():
+            return latency
+        node_gpus = max(self.gpu.gpus_per_node, self.gpu.scale_up_domain_gpus)
+        across = math.ceil(parallelism.pp / max(node_gpus // parallelism.tp, 1)) - 1
+        token_bytes = self.model.hidden_size * self.model.dtype_bytes
+        return with_sends(
+            latency, self.p2p.sends(within=parallelism.pp - 1 - across, across=across, token_bytes=token_bytes)
+        )
+
     def host_of(self, role: Role, pp: int) -> HostOverhead:
         """Return the driver overhead of one launch of this role, the KV connector's work included."""
         own = self.host_pipelined.get(role) if pp > 1 else None
@@ -184,30 +250,42 @@ class Profile:
         return replace(host, step_s=host.step_s + self.handover.step_s)
 
     def kv_tokens(self, parallelism: Parallelism) -> int:
-        """Return the KV capacity in tokens: listed, else memory minus weights; <= 0 where the model does not fit.
+        """Return the KV capacity in tokens: given, listed, or memory minus weights, <= 0 where the model does not fit.
 
         GPUs that hold copies of the same KV (multi-head latent attention, few KV heads) hold fewer tokens together.
         With `within_range` it ends where the latency model's range of context does.
         """
-        tokens = self._memory_tokens(parallelism)
-        if not self.within_range or parallelism.tp not in self.latency:
-            return tokens
-        return int(min(tokens, self.latency[parallelism.tp].valid_range.context_tokens))
+        return self._kv(parallelism)[0]
 
-    def _memory_tokens(self, parallelism: Parallelism) -> int:
-        """Return the tokens whose KV the memory holds."""
+    def kv_source(self, parallelism: Parallelism) -> KvSource:
+        """Return where the KV capacity comes from."""
+        return self._kv(parallelism)[1]
+
+    def _kv(self, parallelism: Parallelism) -> tuple[int, KvSource]:
+        tokens, source = self._memory_tokens(parallelism)
+        if not self.within_range or parallelism.tp not in self.latency:
+            return tokens, source
+        most = self.latency[parallelism.tp].valid_range.context_tokens
+        return (int(most), KvSource.RANGE) if most < tokens else (tokens, source)
+
+    def _memory_tokens(self, parallelism: Parallelism) -> tuple[int, KvSource]:
+        """Return the tokens whose KV the memory holds, and where that comes from."""
+        given = self.kv_blocks.get(parallelism, self.kv_blocks.get(None))
+        if given is not None:
+            return given * self.block_tokens, KvSource.GIVEN
         listed = self.kv_capacity_tokens.get(parallelism)
         if listed is not None:
-            return listed
+            return listed, KvSource.LISTED
         if self.kv_bytes_per_gpu is None:
-            return 0
+            return 0, KvSource.MEMORY
         free_bytes = self.kv_bytes_per_gpu * parallelism.num_gpus - self.model.weight_bytes
-        return math.floor(free_bytes / (self.model.kv_bytes_per_token * self.model.kv_copies(parallelism.tp)))
+        token_bytes = self.model.kv_bytes_per_token * self.model.kv_copies(parallelism.tp)
+        return math.floor(free_bytes / token_bytes), KvSource.MEMORY
 
     def with_kv_blocks(self, placement: Placement, kv_blocks: int) -> Profile:
         """Return the profile with this KV capacity, in blocks, of every instance of the placement."""
-        capacity = {pool.parallelism: kv_blocks * self.block_tokens for pool in placement.pools}
-        return replace(self, kv_capacity_tokens={**self.kv_capacity_tokens, **capacity})
+        given: KvBlocks = {pool.parallelism: kv_blocks for pool in placement.pools}
+        return replace(self, kv_blocks={**self.kv_blocks, **given})
 
     def prefill_token_limit(self, batching: PrefillBatching) -> TokenLimit | None:
         """Return the most tokens of a prefill batch, None for the engine's own limit.

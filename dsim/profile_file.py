@@ -17,10 +17,11 @@ from dsim.contract import Violation, ViolationKind, find_violations
 from dsim.errors import InputError
 from dsim.gpu import Gpu
 from dsim.latency import AffineDecode, AffineLatency, AffinePrefill, Bends, HostOverhead, LatencyModel, ValidRange
+from dsim.layer_file import read_layers
 from dsim.model import Model
 from dsim.options import Evidence
 from dsim.pools import Parallelism, Role
-from dsim.profile import BatchLimits, FirstToken, Handover, HandoverMode, Preemption, Profile
+from dsim.profile import BatchLimits, FirstToken, Handover, HandoverMode, PointToPoint, Preemption, Profile
 from dsim.profile_fit import read_fit
 from dsim.table_latency import DecodeRow, PrefillTable, TableLatency
 from dsim.yamlfile import Field, Section, parse_yaml, read_bytes
@@ -43,6 +44,7 @@ _TOP_KEYS = (
     "limits",
     "host",
     "handover",
+    "p2p",
     "preemption",
     "kv",
     "saturation_tokens",
@@ -121,6 +123,7 @@ def parse_profile(data: bytes, *, file: str, changes: Mapping[str, Field] = Mapp
         request_s=_request_s(top.get("host")),
         limits=_limits(top.get("limits"), valid_range),
         handover=_handover(top.get("handover"), gpu),
+        p2p=_p2p(top.get("p2p")),
         preemption=preemption,
         swap_bytes_per_s=swap_bytes_per_s,
         kv_capacity_tokens=capacity,
@@ -169,12 +172,20 @@ def _latency(section: Section, *, model: Model, valid_range: ValidRange) -> dict
                 f"is a tensor parallel degree that does not divide the {model.attention_heads} heads of {model.name}"
             )
         entry = field.section()
-        result[tp] = _table(entry, valid_range) if "table" in entry else _affine(entry, valid_range)
+        if "layers" in entry:
+            result[tp] = _layers(entry, valid_range)
+        else:
+            result[tp] = _table(entry, valid_range) if "table" in entry else _affine(entry, valid_range)
     if not result:
         raise section.field.error(
             "must have at least one tensor parallel degree", "such as 1: {prefill: ..., decode: ...}"
         )
     return result
+
+
+def _layers(section: Section, valid_range: ValidRange) -> LatencyModel:
+    own_range = section.only(("layers", "valid_range")).get("valid_range")
+    return read_layers(section, valid_range if own_range is None else _valid_range(own_range.section()))
 
 
 def _table(section: Section, valid_range: ValidRange) -> TableLatency:
@@ -422,6 +433,25 @@ def _handover(field: Field | None, gpu: Gpu) -> Handover:
         if error.where != "handover" or error.name is None:
             raise
         raise section.need(error.name).error(error.rule, error.hint) from None
+
+
+def _p2p(field: Field | None) -> PointToPoint:
+    if field is None:
+        return PointToPoint()
+    section = field.section().only(("latency_s", "bandwidth_bytes_per_s", "across_nodes", "reason"))
+    latency_s = section.number("latency_s", 0.0, at_least=0, at_most=_MAX_S)
+    rate = section.get("bandwidth_bytes_per_s")
+    bytes_per_s = math.inf if rate is None else rate.number(at_least=_MIN_BYTES_PER_S)
+    across = section.section("across_nodes") if "across_nodes" in section else None
+    if across is None:
+        return PointToPoint(latency_s, bytes_per_s, latency_s, bytes_per_s)
+    across.only(("latency_s", "bandwidth_bytes_per_s"))
+    return PointToPoint(
+        latency_s,
+        bytes_per_s,
+        node_latency_s=across.number("latency_s", at_least=0, at_most=_MAX_S),
+        node_bandwidth_bytes_per_s=across.number("bandwidth_bytes_per_s", at_least=_MIN_BYTES_PER_S),
+    )
 
 
 def _preemption(field: Field | None) -> tuple[Preemption, float]:

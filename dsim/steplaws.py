@@ -147,7 +147,7 @@ def _prefill_steps(facts: Facts, log: Sequence[StepRecord]) -> None:
     """Stages take the model's time and serve one batch at a time."""
     pool, profile = facts.pool(Role.PREFILL)
     pp = pool.parallelism.pp
-    host, latency = profile.host_of(Role.PREFILL, pp), profile.latency_at(pool.parallelism.tp)
+    host, latency = profile.host_of(Role.PREFILL, pp), profile.latency_of(pool.parallelism)
     batches = PrefillBatches.of(facts, log[0].instance)
     lengths = (facts["prompt_tokens"] - facts["cached_prompt_tokens"]).tolist()
     cached = facts["cached_prompt_tokens"].tolist()
@@ -204,7 +204,7 @@ class _DecodeLog:
         """Return the recounted log."""
         pool, profile = facts.pool(Role.DECODE)
         pp = pool.parallelism.pp
-        latency = profile.latency_at(pool.parallelism.tp)
+        latency = profile.latency_of(pool.parallelism)
         hosts: tuple[HostOverhead, HostOverhead] = (profile.host_of(Role.DECODE, pp), profile.host_of(Role.PREFILL, pp))
         # Context of each request's next step here.
         contexts = (facts["prompt_tokens"] + (0 if facts.shown is FirstToken.DECODE else 1)).tolist()

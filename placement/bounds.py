@@ -16,6 +16,7 @@ from dsim.latency import AffineLatency, AffinePrefill, HostOverhead, LatencyMode
 from dsim.options import Options
 from dsim.pools import Placement, Policy, Pool, Role
 from dsim.profile import BatchLimits, FirstToken, Handover, Profile
+from dsim.sends import SendingLatency, affine_with_sends
 from dsim.slo import Slo
 from dsim.trace import Trace
 from placement.feasibility import LongestRequest
@@ -222,7 +223,7 @@ def _first_step_s(pool: Pool, case: Case) -> Floats:
 def _prefill_alone_s(pool: Pool, case: Case) -> Floats:
     """Return launch and step time of each sampled prompt alone, all pipeline stages."""
     profile = case.profiles[pool.role]
-    latency, sample = profile.latency_at(pool.parallelism.tp), case.sample
+    latency, sample = profile.latency_of(pool.parallelism), case.sample
     host = profile.host_of(pool.role, pool.parallelism.pp)
     tokens, cached = sample.computed_tokens, sample.cached_tokens
     launches = np.ones_like(tokens)
@@ -245,7 +246,7 @@ def _prefill_alone_s(pool: Pool, case: Case) -> Floats:
 def _prefill_work_s(pool: Pool, case: Case) -> float:
     """Return a lower limit of the time a request takes of its prefill instance's first stage; 0 where unknown."""
     profile, sample = case.profiles[pool.role], case.sample
-    latency = _affine(profile.latency_at(pool.parallelism.tp))
+    latency = _affine(profile.latency_of(pool.parallelism))
     if not _bounded(latency):
         return 0.0
     host, p = profile.host_of(pool.role, pool.parallelism.pp), latency.prefill
@@ -271,7 +272,7 @@ def _decode_step_work_s(pool: Pool, case: Case) -> float:
     the fewer that is. So the least time is the larger of the two at the number of launches that suits it best.
     """
     profile, pp = case.profiles[pool.role], pool.parallelism.pp
-    latency = _affine(profile.latency_at(pool.parallelism.tp))
+    latency = _affine(profile.latency_of(pool.parallelism))
     if not _bounded(latency):
         return 0.0
     fewest, steps, contexts = _decode_launches(pool, case)
@@ -312,7 +313,7 @@ def _decode_launches(pool: Pool, case: Case) -> tuple[float, float, float]:
 def _colocated_work_s(pool: Pool, case: Case) -> float:
     """Return a lower limit of the time a request takes of a colocated instance's busiest resource; 0 where unknown."""
     profile, sample = case.profiles[pool.role], case.sample
-    latency = _affine(profile.latency_at(pool.parallelism.tp))
+    latency = _affine(profile.latency_of(pool.parallelism))
     if not _bounded(latency):
         return 0.0
     pp = pool.parallelism.pp
@@ -388,7 +389,7 @@ def _decode_floor(pool: Pool, case: Case) -> tuple[float, float]:
     """
     profile = case.profiles[pool.role]
     host = profile.host_of(pool.role, pool.parallelism.pp)
-    latency, requests = _affine(profile.latency_at(pool.parallelism.tp)), _request_limit(pool, profile)
+    latency, requests = _affine(profile.latency_of(pool.parallelism)), _request_limit(pool, profile)
     if isinstance(latency, AffineLatency):
         parts = [(latency.small, 1)]
         if requests >= latency.threshold_requests:
@@ -402,6 +403,9 @@ def _decode_floor(pool: Pool, case: Case) -> tuple[float, float]:
 
 def _affine(latency: LatencyModel) -> LatencyModel:
     """Return the model itself, or an affine one below it where it is analytic."""
+    if isinstance(latency, SendingLatency):
+        below = _affine(latency.model)
+        return affine_with_sends(below, latency.sends) if isinstance(below, AffineLatency) else latency
     return affine_floor(latency) if isinstance(latency, AnalyticLatency) else latency
 
 

@@ -15,7 +15,7 @@ from dsim.latency import HostOverhead, ValidRange
 from dsim.model import Model
 from dsim.options import Evidence
 from dsim.pools import Role
-from dsim.profile import BatchLimits, FirstToken, Handover, Preemption, Profile
+from dsim.profile import BatchLimits, FirstToken, Handover, PointToPoint, Preemption, Profile
 from profiles.kernels.hosts import HOSTS, HostConstants
 from profiles.memory import RULES, MemoryRule, kv_capacities, usable_bytes
 
@@ -23,6 +23,8 @@ from profiles.memory import RULES, MemoryRule, kv_capacities, usable_bytes
 _MOST_TP = 16
 #: Share of the intra-node link that a transfer reaches, as in profile files that say nothing.
 _LINK_SHARE = 0.8
+#: Tensors that pass from stage to stage, and what a small message between nodes takes over RDMA with NCCL, assumed.
+_SENT_TENSORS, _NODE_LATENCY_S = 2, 20e-6
 #: Prompt tokens at which Lm is looked for, and the share of the best rate that it must reach (as in fitted profiles).
 _LM_TOKENS: Final = (32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
 _LM_SHARE = 0.8
@@ -65,7 +67,7 @@ def estimated_profile(model: Model, gpu: Gpu, *, engine: str = "vllm") -> Profil
     if defaults is None or host is None:
         rule = f"has no profile for {model.name} on {gpu.name}, and its step times cannot be estimated"
         raise InputError("--engine", rule, value=engine, hint=f"{nearest(engine, ENGINES)} or give --profile FILE")
-    limits = _limits(defaults, gpu)
+    limits = engine_limits(defaults, gpu)
     valid = ValidRange(chunk_tokens=model.context_tokens, decode_requests=limits.requests)
     degrees = [tp for tp in range(1, _MOST_TP + 1) if _divides(model, tp)]
     latency = {tp: analytic_latency(model, gpu, tp, valid_range=valid) for tp in degrees}
@@ -91,6 +93,7 @@ def estimated_profile(model: Model, gpu: Gpu, *, engine: str = "vllm") -> Profil
             latency_s=0.001,
             bandwidth_bytes_per_s=_LINK_SHARE * gpu.nvlink_bytes_per_s,
         ),
+        p2p=point_to_point(gpu),
         preemption=Preemption.RECOMPUTE,
         kv_capacity_tokens=kv_capacities(model, gpu, engine, degrees, limits=limits),
         kv_bytes_per_gpu=usable_bytes(model, gpu, engine, limits=limits),
@@ -100,6 +103,21 @@ def estimated_profile(model: Model, gpu: Gpu, *, engine: str = "vllm") -> Profil
         evidence=Evidence.ROOFLINE,
         expected_error=expected,
         sha256=hashlib.sha256(repr((model, gpu, engine, find_efficiency(gpu))).encode()).hexdigest(),
+    )
+
+
+def point_to_point(gpu: Gpu) -> PointToPoint:
+    """Return what sends between pipeline stages are assumed to take; nobody timed them.
+
+    Within a node a send starts as an all-reduce of two GPUs does and reaches the same share of the link. vLLM sends
+    hidden states and the residual apart, so each of them has half of it.
+    """
+    efficiency = find_efficiency(gpu).all_reduce
+    return PointToPoint(
+        latency_s=efficiency.fixed_s + 2 * efficiency.per_gpu_s,
+        bandwidth_bytes_per_s=efficiency.share * gpu.nvlink_bytes_per_s / _SENT_TENSORS,
+        node_latency_s=_NODE_LATENCY_S,
+        node_bandwidth_bytes_per_s=_LINK_SHARE * gpu.network_bytes_per_s / _SENT_TENSORS,
     )
 
 
@@ -126,7 +144,8 @@ def _divides(model: Model, tp: int) -> bool:
     return kv and not any(width % tp for width in widths)
 
 
-def _limits(engine: Engine, gpu: Gpu) -> BatchLimits:
+def engine_limits(engine: Engine, gpu: Gpu) -> BatchLimits:
+    """Return the limits of a step that an engine takes on a GPU unless told otherwise."""
     if gpu.memory_bytes < _SMALL_GPU_BYTES or gpu.name.startswith("a100"):
         return BatchLimits(min(engine.tokens, _SMALL_TOKENS), min(engine.requests, _SMALL_REQUESTS))
     return BatchLimits(engine.tokens, engine.requests)

@@ -35,6 +35,7 @@ PUBLIC = {
     "dsim.contract",
     "dsim.gpu",
     "dsim.latency",
+    "dsim.layer_latency",
     "dsim.metrics",
     "dsim.model",
     "dsim.options",
@@ -70,6 +71,7 @@ WORKINGS = {
     "dsim.hugging_face": "keys of a config file, until they are a model",
     "dsim.laws": "columns prepared for the laws",
     "dsim.policies": "what one step of an engine loop will do",
+    "dsim.sends": "what sends between stages add to a step, from the profile's p2p",
     "dsim.steplaws": "steps prepared for the laws",
     "dsim.transfer": "a transfer's time, from the handover's numbers",
     "dsim.yamlfile": "positions in a file, for messages",
@@ -138,13 +140,19 @@ UNITLESS_NAMES = {
 
 #: Keys that a profile file may have and neither the shipped ones nor `FULL` do.
 RARE_KEYS = (
+    "attention",
+    "attention_layers",
     "cached_tokens",
     "comm_share",
     "evidence",
     "expected_error",
     "extrapolate",
+    "kernel_s",
+    "kernels",
     "request_context_tokens",
+    "sequences",
     "table",
+    "times",
 )
 
 Entry = tuple[str, str]

@@ -18,7 +18,7 @@ from dsim.contract import ViolationKind, decode_bound_s, find_violations, prefil
 from dsim.errors import InfeasiblePlacementError, InputError
 from dsim.latency import AffineDecode, AffineLatency, AffinePrefill, Chunk, HostOverhead, ValidRange
 from dsim.pools import Parallelism, Role
-from dsim.profile import BatchLimits, FirstToken, Handover, Preemption, Profile
+from dsim.profile import BatchLimits, FirstToken, Handover, PointToPoint, Preemption, Profile
 from dsim.profile_file import load_profile, parse_profile
 
 DOCS = Path(__file__).parents[1] / "docs" / "profiles.md"
@@ -136,6 +136,11 @@ handover:
   post_s: 0.007
   post_block_s: 2.4e-6
   step_s: 0.0005
+  reason: made up
+p2p:
+  latency_s: 2.0e-5
+  bandwidth_bytes_per_s: 1.0e+11
+  across_nodes: {latency_s: 4.0e-5, bandwidth_bytes_per_s: 2.0e+10}
   reason: made up
 preemption:
   method: swap
@@ -261,6 +266,7 @@ def test_every_key_is_read() -> None:
             post_block_s=2.4e-6,
             step_s=0.0005,
         ),
+        p2p=PointToPoint(2e-5, 1e11, node_latency_s=4e-5, node_bandwidth_bytes_per_s=2e10),
         admission_watermark=0.02,
         preemption=Preemption.SWAP,
         swap_bytes_per_s=1.5e10,

@@ -65,7 +65,7 @@ class ColocatedInstance:
         self.gpus = pool.parallelism.num_gpus
         self.policy = pool.policy
         self.profile = profile
-        self.latency = profile.latency_at(pool.parallelism.tp)
+        self.latency = profile.latency_of(pool.parallelism)
         self.host = profile.host_of(Role.COLOCATED, self.pp)
         limits = profile.limits.get(Role.COLOCATED, BatchLimits())
         self.token_limit: float = limits.tokens

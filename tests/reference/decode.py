@@ -85,7 +85,7 @@ class DecodeInstance:
         self.pp = pool.parallelism.pp
         self.gpus = pool.parallelism.num_gpus
         self.profile = profile
-        self.latency = profile.latency_at(pool.parallelism.tp)
+        self.latency = profile.latency_of(pool.parallelism)
         self.request_limit = profile.limits.get(Role.DECODE, BatchLimits()).requests
         self.prefill_limits = profile.limits.get(Role.PREFILL, BatchLimits())
         self.cache = KvCache(

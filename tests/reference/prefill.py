@@ -33,7 +33,7 @@ class PrefillInstance:
     ) -> None:
         self.index = index
         self.pp = pool.parallelism.pp
-        self.latency = profile.latency_at(pool.parallelism.tp)
+        self.latency = profile.latency_of(pool.parallelism)
         self.host = profile.host_of(Role.PREFILL, self.pp)
         limits = profile.limits.get(Role.PREFILL, BatchLimits())
         self.limits = limits if token_limit is None else BatchLimits(tokens=token_limit, requests=limits.requests)
