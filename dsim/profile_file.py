@@ -172,7 +172,7 @@ def _latency(section: Section, *, model: Model, valid_range: ValidRange) -> dict
                 f"is a tensor parallel degree that does not divide the {model.attention_heads} heads of {model.name}"
             )
         entry = field.section()
-        if "layers" in entry:
+        if "layer_tables" in entry:
             result[tp] = _layers(entry, valid_range)
         else:
             result[tp] = _table(entry, valid_range) if "table" in entry else _affine(entry, valid_range)
@@ -184,7 +184,7 @@ def _latency(section: Section, *, model: Model, valid_range: ValidRange) -> dict
 
 
 def _layers(section: Section, valid_range: ValidRange) -> LatencyModel:
-    own_range = section.only(("layers", "valid_range")).get("valid_range")
+    own_range = section.only(("layer_tables", "valid_range")).get("valid_range")
     return read_layers(section, valid_range if own_range is None else _valid_range(own_range.section()))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 import yaml
@@ -38,6 +38,7 @@ class Subject:
 
     Args:
         host: the whole `host` section, where something other than the rows says it.
+        sections: likewise `limits` and `kv`.
         range_reason: what the rows span, where it is more than was timed.
         evidence: what the rows are.
         expected_error: how far steps may be off, in words; empty where nobody said.
@@ -49,6 +50,7 @@ class Subject:
     engine_version: str
     source: str
     host: Mapping[str, object] | None = None
+    sections: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
     range_reason: str = "what the rows span, over all tensor parallel degrees"
     evidence: Evidence = Evidence.MEASURED
     expected_error: str = ""
@@ -85,8 +87,9 @@ def _content(fitted: FittedRows, rows: Rows, rows_bytes: bytes, *, name: str, su
         "latency": {
             tp: _latency(fit.latency, own=fit.latency.valid_range != valid) for tp, fit in fitted.by_tp.items()
         },
+        **({"limits": dict(subject.sections["limits"])} if "limits" in subject.sections else {}),
         "host": _host(rows, fitted.host_step_s) if subject.host is None else dict(subject.host),
-        "kv": _kv(rows.metadata, sorted(fitted.by_tp), subject),
+        "kv": dict(subject.sections["kv"]) if "kv" in subject.sections else _kv(rows.metadata, fitted, subject),
     }
     saturation = {
         tp: max(round(fit.saturation.tokens.best), 1)
@@ -112,13 +115,13 @@ def _source(metadata: Metadata, source: str) -> str:
     return source + "".join(f"; {key} {value}" for key, value in timings.items() if value is not None)
 
 
-def _kv(metadata: Metadata, degrees: Sequence[int], subject: Subject) -> dict[str, object]:
+def _kv(metadata: Metadata, fitted: FittedRows, subject: Subject) -> dict[str, object]:
     given = metadata.kv_bytes_per_gpu
     bytes_per_gpu = float(given if given is not None else MEMORY_SHARE * subject.gpu.memory_bytes)
     reason = "as the rows file says"
     if given is None:
         reason = f"assumed: {MEMORY_SHARE:.0%} of the GPU's memory for weights and KV cache"
-    _refuse_no_room(bytes_per_gpu, degrees, subject.model)
+    _refuse_no_room(bytes_per_gpu, sorted(fitted.by_tp), subject.model)
     return {"bytes_per_gpu": bytes_per_gpu, "reason": reason}
 
 

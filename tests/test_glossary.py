@@ -149,6 +149,7 @@ RARE_KEYS = (
     "extrapolate",
     "kernel_s",
     "kernels",
+    "layer_tables",
     "request_context_tokens",
     "sequences",
     "table",

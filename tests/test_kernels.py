@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -15,12 +14,11 @@ from hypothesis import strategies as st
 from dsim.catalog import find_gpu
 from dsim.contract import find_violations
 from dsim.errors import InputError
-from dsim.latency import AffineLatency, LatencyModel
+from dsim.latency import AffineLatency
 from dsim.pools import Parallelism
 from dsim.profile_file import load_profile, parse_profile
 from profiles.kernels.build import Question, build
 from profiles.kernels.hosts import HOSTS, NOTHING
-from profiles.kernels.layers import read_layers
 from profiles.kernels.package import KernelPackage, Table, check_engine, open_package
 from profiles.kernels.rows import Reach
 from profiles.kernels.steps import ALL_REDUCE, SMALL_KERNEL_S, WAIT_S, find_steps
@@ -375,63 +373,3 @@ class TestShipped:
         for error in profile.fit.errors:
             if error.region == "all":
                 assert error.mean < 0.045, error
-
-
-class TestLayers:
-    def write(self, directory: Path, *, without: str = "") -> Path:
-        def table(name: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-            with (directory / name).open("w", newline="", encoding="utf-8") as file:
-                csv.writer(file).writerows([columns, *rows])
-
-        layer = [
-            "layernorm",
-            "qkv_proj",
-            "rotary_emb",
-            "o_proj",
-            "gate_up_proj",
-            "act_fn",
-            "down_proj",
-            "embedding",
-            "final_layernorm",
-        ]
-        dense = [(name, tokens, 10 + tokens) for name in layer if name != without for tokens in (1, 64)]
-        table("dense.csv", ("layer", "tokens", "time_us"), dense)
-        heads = [(name, n, 100 + n) for name in ("lm_head", "sampler") for n in (1, 16)]
-        table("per_sequence.csv", ("layer", "sequences", "time_us"), heads)
-        attention = [
-            (c, k, n, d, 5 + c * (1 + k / 64) + n * d / 16)
-            for c in (0, 16, 32)
-            for k in ((0, 16, 64) if c else (0,))
-            for n in (0, 1, 8)
-            for d in ((16, 64) if n else (0,))
-            if c or n
-        ]
-        names = ("prefill_chunk", "kv_prefill", "n_decode", "kv_decode", "time_us")
-        table("attention.csv", names, attention)
-        return directory
-
-    def test_points_are_reproduced(self, tmp_path: Path) -> None:
-        latency = read_layers(self.write(tmp_path), layers=2)
-
-        def rest_s(tokens: int, sequences: int) -> float:
-            return 1e-6 * (2 * 8 * (10 + tokens) + 2 * (10 + tokens) + 2 * (100 + sequences))
-
-        assert latency.decode_s(8, 8 * 64) == pytest.approx(rest_s(8, 8) + 2e-6 * (5 + 8 * 64 / 16))
-        assert latency.prefill_s([(32, 16)]) == pytest.approx(rest_s(32, 1) + 2e-6 * (5 + 32 * 1.25))
-        mixed = rest_s(24, 9) + 2e-6 * (5 + 16 + 8 * 40 / 16)
-        assert latency.mixed_s([(16, 0)], 8, 8 * 40) == pytest.approx(mixed)
-        assert latency.decode_run_s(8, 8 * 16, 3) == pytest.approx([latency.decode_s(8, 8 * c) for c in (16, 17, 18)])
-        assert isinstance(latency, LatencyModel)
-
-    def test_what_is_missing(self, tmp_path: Path) -> None:
-        with pytest.raises(InputError, match="layer='o_proj' has no times"):
-            read_layers(self.write(tmp_path, without="o_proj"), layers=2)
-        (tmp_path / "attention.csv").write_text("a,b\n")
-        with pytest.raises(InputError, match="column prefill_chunk is missing"):
-            read_layers(self.write_dense_only(tmp_path), layers=2)
-
-    def write_dense_only(self, directory: Path) -> Path:
-        text = (directory / "attention.csv").read_text()
-        self.write(directory)
-        (directory / "attention.csv").write_text(text)
-        return directory

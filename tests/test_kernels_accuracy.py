@@ -22,6 +22,7 @@ from dsim.simulate import simulate
 from dsim.trace import Trace
 from dsim.workload import ClosedLoop, Fixed
 from profiles.kernels.layers import read_layers
+from profiles.shapes import shape_of
 from profiles.shipped import find_profile
 
 Floats = NDArray[np.float64]
@@ -232,7 +233,9 @@ class TestLayerTables:
     """vLLM 0.19, Llama-3.1-8B on one RTX PRO 6000: 300 requests, replayed with one-layer tables, nothing fitted."""
 
     def test_errors(self) -> None:
-        latency = read_layers(SHARED / "tables" / "rtxpro6000-llama-3.1-8b-tp1", layers=32)
+        latency = read_layers(
+            SHARED / "tables" / "rtxpro6000-llama-3.1-8b-tp1", shape=shape_of("llama-3.1-8b")
+        ).latency()
         profile = Profile(
             name="rtx",
             model=find_model("llama-3.1-8b"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from dsim.cli import profile_fit, profile_import, profile_kernels, profile_run, profile_show
+from dsim.cli import profile_fit, profile_import, profile_kernels, profile_layers, profile_run, profile_show
 
 app = typer.Typer(
     rich_markup_mode=None,
@@ -21,6 +21,7 @@ def profile(context: typer.Context) -> None:
 app.command("run")(profile_run.run)
 app.command("fit")(profile_fit.fit)
 app.command("from-kernels")(profile_kernels.from_kernels)
+app.command("from-layers")(profile_layers.from_layers)
 app.command("import")(profile_import.import_rows)
 app.command("show")(profile_show.show)
 app.command("compare")(profile_show.compare)

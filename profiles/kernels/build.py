@@ -13,6 +13,7 @@ from profiles.fit import FittedRows, TpFit, fit_rows
 from profiles.kernels.hosts import HOSTS, NOTHING, HostConstants
 from profiles.kernels.package import PACKAGE, KernelPackage, check_engine
 from profiles.kernels.rows import Reach, composed_rows, kv_tokens
+from profiles.kernels.settings import engine_sections, host_section
 from profiles.kernels.steps import Kernels, find_steps
 from profiles.rows import Row, parse_rows, rows_text
 from profiles.shapes import Shape
@@ -120,18 +121,14 @@ def _profile(question: Question, text: str) -> str:
     host, metadata = question.host_constants, rows.metadata
     fitted = _hosted(fit_rows(rows, model=model, gpu=gpu), host)
     kernels = "; ".join(f"{key}: {used}" for key, used in metadata.settings.items())
-    launch = {"step_s": host.step_s, "sequence_s": host.sequence_s}
     subject = Subject(
         model=model,
         gpu=gpu,
         engine=question.engine,
         engine_version=metadata.engine_version or "unknown",
         source=f"{metadata.source}; {kernels}",
-        host={
-            **{role: dict(launch) for role in ("prefill", "decode", "colocated")},
-            "request_s": host.request_s,
-            "reason": host.source,
-        },
+        host=host_section(host),
+        sections=engine_sections(model, gpu, question.engine, sorted(fitted.by_tp), fitted.valid_range),
         range_reason=_RANGE,
         evidence=Evidence.KERNELS,
         expected_error=_DENSE_ERROR if model.experts is None else _EXPERTS_ERROR,
