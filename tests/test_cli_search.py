@@ -66,6 +66,18 @@ def test_json_follows_the_schema(cli: Cli) -> None:
     assert result["profiles"]["colocated"]["engine"] == "vllm"
 
 
+def test_kv_blocks_of_every_trial(cli: Cli) -> None:
+    result = answer(cli, *QUICK, "--kv-blocks", "900,decode=500")
+    best = result["best"]
+    assert best["disaggregated"]["kv_blocks"] == {"prefill": 900, "decode": 500}
+    assert best["colocated"]["kv_blocks"] == {"colocated": 900}
+    assert all(set(trial["kv_source"].values()) == {"given"} for trial in result["trials"])
+    fewer = answer(cli, *QUICK, "--mode", "colocated", "--kv-blocks", "30", code=3)
+    assert {trial["state"] for trial in fewer["trials"]} == {"INFEASIBLE"}
+    shown = cli(*QUICK).out
+    assert "KV blocks of each instance of 1xP:tp1pp1 + 1xD:tp1pp1: prefill 4,134 (profile), decode 4,134" in shown
+
+
 def test_the_steady_state_is_the_default(cli: Cli) -> None:
     arguments = [part for part in QUICK if part not in ("-n", "50")]
     assert answer(cli, *arguments, "--mode", "disaggregated")["transient"] is False

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import math
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -166,6 +167,32 @@ def test_a_longer_lm_batch_limit_changes_the_run(cli: Cli) -> None:
 def test_kv_blocks_override_the_profile(cli: Cli) -> None:
     result = summary(cli, *DISAGGREGATED, *SHORT, "--kv-blocks", "400")
     assert result["kv_blocks"] == {"prefill": 400, "decode": 400}
+
+
+@pytest.mark.parametrize(
+    ("text", "prefill", "decode"),
+    [
+        ("prefill=500,decode=400", 500, 400),
+        ("600,decode=400", 600, 400),
+        ("decode:tp1pp1=400,tp2pp1=500,7", 500, 400),
+    ],
+)
+def test_kv_blocks_by_role_and_parallelism(cli: Cli, text: str, prefill: int, decode: int) -> None:
+    result = summary(cli, *DISAGGREGATED, *SHORT, "--kv-blocks", text)
+    assert result["kv_blocks"] == {"prefill": prefill, "decode": decode}
+    assert result["kv_source"] == {"prefill": "given", "decode": "given"}
+
+
+def test_where_kv_blocks_come_from_is_said(cli: Cli) -> None:
+    """What the engine says or its rule gives, what was given, and what the measured context leaves of it."""
+    assert summary(cli, *DISAGGREGATED, *SHORT)["kv_source"] == {"prefill": "listed", "decode": "listed"}
+    half = summary(cli, *DISAGGREGATED, *SHORT, "--kv-blocks", "decode=400")
+    assert half["kv_source"] == {"prefill": "listed", "decode": "given"}
+    shown = cli(*DISAGGREGATED, *SHORT, "--kv-blocks", "decode=400").out
+    assert re.search(r"prefill tp\dpp1 .* profile\n.*decode tp1pp1 .* 400 +--kv-blocks\n", shown)
+    measured = ["simulate", "-m", "llama-2-70b", "--gpu", "h100", "--engine", "vllm-2023", "-p", "1xC:tp8pp1", *SHORT]
+    assert summary(cli, *measured)["kv_source"] == {"colocated": "range"}
+    assert summary(cli, *measured, "--extrapolate")["kv_source"] == {"colocated": "memory"}
 
 
 def test_requests_that_never_fit_are_rejected_and_missed(cli: Cli) -> None:

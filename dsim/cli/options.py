@@ -106,6 +106,14 @@ ArrivalsText = Annotated[
     str | None,
     typer.Option("--arrivals", metavar="PROCESS", help="poisson, gamma:cv=2 or constant. [default: poisson]"),
 ]
+KvBlocksText = Annotated[
+    str | None,
+    typer.Option(
+        "--kv-blocks",
+        metavar="N",
+        help="KV blocks of an instance instead of the profile's: 2588, prefill=2588,decode=3400, tp2pp1=6000.",
+    ),
+]
 PrefillBatchingOption = Annotated[
     PrefillBatching, typer.Option("--prefill-batching", help="Prefill batches up to the engine's limit, or up to Lm.")
 ]

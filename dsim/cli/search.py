@@ -15,6 +15,8 @@ import typer
 
 from dsim.cli.config import rerun_text
 from dsim.cli.inputs import display_name, evidence_lines, number_of, source_line, whole
+from dsim.cli.kv_blocks import kv_blocks as capacity
+from dsim.cli.kv_blocks import kv_line, kv_reasons, kv_sources, with_kv_blocks
 from dsim.cli.options import (
     ArrivalsText,
     Assignments,
@@ -26,6 +28,7 @@ from dsim.cli.options import (
     FormatOption,
     GpuName,
     Jobs,
+    KvBlocksText,
     ModelName,
     NoColor,
     OutputDirectory,
@@ -41,7 +44,7 @@ from dsim.cli.options import (
 )
 from dsim.errors import InputError, by_option
 from dsim.options import Evidence, Options, PrefillBatching, TokenLimit
-from dsim.pools import Policy, Role
+from dsim.pools import Placement, Policy, Role
 from dsim.slo import parse_slo
 from dsim.units import parse_share
 
@@ -123,6 +126,7 @@ def search(
         typer.Option("--policy", help="A policy of colocated instances to try; may be repeated. [default: all]"),
     ] = None,
     prefill_batching: PrefillBatchingOption = PrefillBatching.ENGINE,
+    kv_blocks: KvBlocksText = None,
     requests: Annotated[
         int | None,
         typer.Option(
@@ -180,6 +184,7 @@ def search(
         mode=mode,
         policy=policy,
         prefill_batching=prefill_batching,
+        kv_blocks=kv_blocks,
         requests=requests,
         top=top,
         precision=precision,
@@ -197,7 +202,7 @@ def search(
         return 0
     with progress_bar(quiet=quiet, no_color=no_color) as progress:
         result, curves = _found(question, jobs=workers, progress=progress, draw=output_dir is not None)
-    answer = {**result.to_dict(), **_described(asked, question)}
+    answer = _with_kv({**result.to_dict(), **_described(asked, question)}, question)
     if output_dir is not None:
         from dsim.cli.output import to_csv, to_json
 
@@ -243,6 +248,7 @@ def resolved(
     mode: ModeChoice,
     policy: list[Policy] | None,
     prefill_batching: PrefillBatching,
+    kv_blocks: str | None = None,
     requests: int | None,
     top: int,
     precision: str,
@@ -278,6 +284,7 @@ def resolved(
             mode=mode,
             policies=tuple(dict.fromkeys(policy or Policy)),
             prefill_token_limit=used.prefill_token_limit(prefill_batching),
+            kv_blocks=kv_blocks,
             num_requests=None if requests is None else whole("--requests", requests, at_least=10),
             top=whole("--top", top, at_least=1, at_most=1000),
             extrapolate=extrapolate,
@@ -334,6 +341,7 @@ def _question(
     mode: ModeChoice,
     policies: tuple[Policy, ...],
     prefill_token_limit: TokenLimit | None,
+    kv_blocks: str | None,
     num_requests: int | None,
     top: int,
     extrapolate: bool,
@@ -346,8 +354,9 @@ def _question(
     workload = Workload(parse_arrivals(asked.arrivals), parse_workload(asked.workload))
     # Requests are drawn when they are needed: see now whether they can be.
     workload.trace(num_requests=1, seed=seed, context_tokens=asked.used.model.context_tokens, rate_per_s=1.0)
+    profiles = {Role.PREFILL: asked.used, Role.DECODE: asked.used, Role.COLOCATED: asked.colocated}
     return Question(
-        profiles={Role.PREFILL: asked.used, Role.DECODE: asked.used, Role.COLOCATED: asked.colocated},
+        profiles=with_kv_blocks(profiles, kv_blocks),
         workload=workload,
         slo=parse_slo(slo),
         attainment=attainment,
@@ -407,6 +416,27 @@ def progress_bar(*, quiet: bool, no_color: bool) -> Iterator[Progress | None]:
             bar.update(task, description=stage, completed=done, total=total)
 
         yield hear
+
+
+def _with_kv(answer: dict[str, Any], question: Question) -> dict[str, Any]:
+    """Return the answer with the KV capacity of every trial."""
+    profiles = question.used_profiles
+    best = answer["best"]
+    for trial in (*answer["trials"], best["disaggregated"], best["colocated"], answer["most_total"]):
+        if trial is not None:
+            placement = Placement.parse(trial["placement"])
+            trial["kv_blocks"] = capacity(profiles, placement)
+            trial["kv_source"] = kv_sources(profiles, placement)
+    return answer
+
+
+def _kv_lines(question: Question, result: SearchResult) -> list[str]:
+    """Return the KV capacity of the best placements."""
+    best = [trial.placement for trial in (result.best.disaggregated, result.best.colocated) if trial is not None]
+    profiles = question.used_profiles
+    lines = [f"KV blocks of each instance of {placement}: {kv_line(profiles, placement)}" for placement in best]
+    reasons = [reason for placement in best for reason in kv_reasons(profiles, placement)]
+    return lines + list(dict.fromkeys(reasons))
 
 
 def _curve_rows(curves: Sequence[Curve]) -> list[dict[str, object]]:
@@ -518,6 +548,9 @@ def _print(
             confidence=question.confidence,
             first_token_after="prefill" if decode is None else decode.handover.first_token_from.last_part,
         )
+        kv = _kv_lines(question, result)
+        if kv:
+            parts.insert(-1, "\n".join(kv))
         show(heading, *parts, color=use_color(no_color=no_color))
 
 

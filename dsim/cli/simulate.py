@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,6 +11,7 @@ import typer
 
 from dsim.cli.config import rerun_text
 from dsim.cli.inputs import introduction, number_of, rate_per_s, seconds, whole
+from dsim.cli.kv_blocks import kv_sources, with_kv_blocks
 from dsim.cli.options import (
     ArrivalsText,
     Assignments,
@@ -21,6 +22,7 @@ from dsim.cli.options import (
     Format,
     FormatOption,
     GpuName,
+    KvBlocksText,
     ModelName,
     NoColor,
     OutputDirectory,
@@ -131,15 +133,7 @@ def simulate(
         Routing, typer.Option("--decode-routing", help="Which decode instance pulls a prompt.")
     ] = Routing.LEAST_LOADED,
     prefill_batching: PrefillBatchingOption = PrefillBatching.ENGINE,
-    kv_blocks: Annotated[
-        int | None,
-        typer.Option(
-            "--kv-blocks",
-            parser=whole_number,
-            metavar="N",
-            help="KV blocks of every instance instead of the profile's.",
-        ),
-    ] = None,
+    kv_blocks: KvBlocksText = None,
     extrapolate: Annotated[
         bool, typer.Option("--extrapolate", help="Go beyond the profile's valid range; the result says so.")
     ] = False,
@@ -166,9 +160,8 @@ def simulate(
     used = choose_profile(model=model, gpu=gpu, engine=engine, file=profile, evidence=evidence)
     limits = None if slo is None else parse_slo(slo)
     placed = _placement(placement, policy=policy, token_budget=token_budget)
-    if kv_blocks is not None:
-        used = used.with_kv_blocks(placed, whole("--kv-blocks", kv_blocks, at_least=1))
-    _check_placement(placement, placed, used)
+    profiles = with_kv_blocks(dict.fromkeys(Role, used), kv_blocks)
+    _check_placement(placement, placed, profiles)
     traffic = _traffic(
         _Asked(
             rate=rate,
@@ -203,7 +196,7 @@ def simulate(
 
         folder = OutputFolder(output_dir, overwrite=overwrite)
         folder.check(names)
-    asked = _Run(used, placed, traffic, limits, model=model, extrapolate=extrapolate)
+    asked = _Run(used, profiles, placed, traffic, limits, model=model, extrapolate=extrapolate)
     if dry_run:
         _print_plan(asked, output_format=output_format, files=names if output_dir is not None else [])
         return 0
@@ -260,6 +253,7 @@ class _Run:
     """Everything that was asked for."""
 
     profile: Profile
+    profiles: Mapping[Role, Profile]
     placement: Placement
     traffic: _Traffic
     slo: Slo | None
@@ -280,11 +274,11 @@ def _placement(text: str, *, policy: Policy | None, token_budget: int | None) ->
     return placed
 
 
-def _check_placement(text: str, placed: Placement, profile: Profile) -> None:
+def _check_placement(text: str, placed: Placement, profiles: Mapping[Role, Profile]) -> None:
     """Refuse a placement that cannot run, with every reason."""
     from placement.feasibility import cannot_run
 
-    found = cannot_run(placed, dict.fromkeys(Role, profile))
+    found = cannot_run(placed, profiles)
     if found:
         raise _cannot_run(text, found)
 
@@ -431,7 +425,7 @@ def _simulated(asked: _Run, options: Options) -> Result:
 
     try:
         return run(
-            asked.placement, asked.traffic.source, profiles=asked.profile, options=options, window=asked.traffic.window
+            asked.placement, asked.traffic.source, profiles=asked.profiles, options=options, window=asked.traffic.window
         )
     except InfeasiblePlacementError as error:
         raise _cannot_run(str(asked.placement), error.reasons) from None
@@ -467,7 +461,7 @@ def _summary(asked: _Run, result: Result) -> dict[str, Any]:
     summary = result.summary(asked.slo or Slo())
     if asked.slo is None:
         summary["attainment"] = summary["good_throughput_per_s"] = None
-    return {**summary, **_described(asked)}
+    return {**summary, **_described(asked), "kv_source": kv_sources(result.profiles, asked.placement)}
 
 
 def _print_plan(asked: _Run, *, output_format: Format, files: list[str]) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from dsim.cli.inputs import number_of
+from dsim.cli.kv_blocks import SOURCE_NAMES, kv_reasons
 from dsim.cli.output import Table
 from dsim.pools import Role
 
@@ -51,7 +52,7 @@ def run_parts(result: Result, summary: dict[str, Any], slo: Slo | None) -> list[
     if summary["rejected"]:
         counts += f"; rejected because they can never fit the KV cache: {summary['rejected']}"
     lines.append(counts)
-    return [latencies, "\n".join(lines), *_breakdown(summary), _pools(result)]
+    return [latencies, "\n".join(lines), *_breakdown(summary), _pools(result), *_kv(result)]
 
 
 def milliseconds(seconds: float | None) -> str:
@@ -81,7 +82,7 @@ def _way(names: list[str], first_token_after: str) -> tuple[list[str], str]:
 
 
 def _pools(result: Result) -> Table:
-    table = Table(["<pool", "instances", "GPUs", "busy", "KV peak", "KV blocks each"])
+    table = Table(["<pool", "instances", "GPUs", "busy", "KV peak", "KV blocks each", "<from"])
     for pool in result.placement.pools:
         role = pool.role
         table.rows.append(
@@ -92,9 +93,16 @@ def _pools(result: Result) -> Table:
                 percent(result.utilization.get(role)),
                 percent(result.kv_peak.get(role)),
                 f"{result.kv_blocks.get(role, 0):,}",
+                SOURCE_NAMES[result.profiles[role].kv_source(pool.parallelism).value],
             ]
         )
     return table
+
+
+def _kv(result: Result) -> list[str]:
+    """Return why the KV caches have the blocks they have, where the profile says it."""
+    reasons = kv_reasons(result.profiles, result.placement)
+    return ["\n".join(reasons)] if reasons else []
 
 
 def search_parts(
