@@ -39,7 +39,7 @@ class Origin(enum.Enum):
     UNKNOWN = "unknown"
 
 
-_ORIGINS: Final = {
+ORIGINS: Final = {
     Origin.GIVEN: "given",
     Origin.FILE: "from the file",
     Origin.PROFILE: "from the profile",
@@ -68,7 +68,7 @@ class Input:
 
     def __str__(self) -> str:
         values = " | ".join(map(shown, self.values))
-        origin = _ORIGINS[self.origin]
+        origin = ORIGINS[self.origin]
         return f"{self.name}={values} ({origin}{'; ' if self.note else ''}{self.note})"
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
@@ -18,8 +17,18 @@ from dsim.result import Result
 from dsim.simulate import Source, simulate
 from dsim.slo import Slo
 from dsim.trace import Trace
-from dsim.workload import ClosedLoop, Constant, Fixed, Gamma, Lengths, Poisson, Uniform, parse_workload, stream
-from dsim.workload.lengths import Tokens
+from dsim.workload import (
+    Arrivals,
+    ClosedLoop,
+    Constant,
+    Fixed,
+    Gamma,
+    Lengths,
+    Poisson,
+    Uniform,
+    Workload,
+    parse_workload,
+)
 from experiments.validation.inputs import KV_DTYPE_BYTES, Loop, range_of
 from experiments.validation.measured import (
     Measured,
@@ -96,7 +105,7 @@ def statistics_of(
     """Return the statistics of a run by dotted name.
 
     Args:
-        rows: of the counted requests; None: all of them. Percentiles of gaps are those of all requests in any case.
+        rows: of the counted requests; None: all of them. Percentiles of gaps are those of all requests.
         from_start: rates count from the start of the run rather than from the first arrival, as benchmarks do.
     """
     part = slice(None) if rows is None else rows
@@ -107,8 +116,7 @@ def statistics_of(
     )
     found = distributions(ttft_s=ttft, tpot_s=named, e2e_s=e2e)
     found |= {f"itl_s.{name}": value for name, value in result.itl().to_dict().items() if not math.isnan(value)}
-    if rows is not None or result.window.warmup:
-        found |= pooled_mean(tpot, output)
+    found |= pooled_mean(tpot, output)
     arrival = result.column("arrival_s")[part]
     start_s = 0.0 if from_start and not result.window.warmup else None
     found |= rates(arrival, e2e, prompt_tokens=prompt, output_tokens=output, start_s=start_s)
@@ -125,7 +133,7 @@ def engine_of(
     pools, used = [], {}
     for pool in placement.pools:
         profile = _with_kv_dtype(profiles[pool.role], case.get("kv_dtype"))
-        profile = _with_kv_blocks(profile, pool, case.get("kv_blocks"))
+        profile = _with_kv_blocks(profile, placement, pool, case.get("kv_blocks"))
         limits = profile.limits.get(pool.role, BatchLimits())
         if pool.role is not Role.PREFILL and isinstance(max_seqs, int):
             limits = replace(limits, requests=max_seqs)
@@ -154,16 +162,23 @@ def source_of(case: Case, measured: Measured, *, context_tokens: int) -> tuple[S
         if requests is not None:
             return _RowsInTurn(users, Fixed(1, 1), count, **times, rows=_rows(requests)), Window(warmup=wave)
         return ClosedLoop(users, _lengths(case), count, **times), Window(warmup=wave)
-    seed = int(case.get("seed") or 0)
-    tokens = _tokens(case, requests, count, seed=seed, context_tokens=context_tokens)
-    if loop is Loop.REPLAY:
-        assert requests is not None
-        assert requests.arrival_s is not None
-        arrival_s = requests.arrival_s
-    elif loop is Loop.BURST:
+    lengths = _lengths(case) if requests is None else Fixed(1, 1)
+    drawn = Workload(_process(case), lengths).trace(
+        num_requests=count,
+        rate_per_s=float(case.get("rate_per_s") or 1),
+        seed=int(case.get("seed") or 0),
+        context_tokens=context_tokens,
+    )
+    arrival_s = drawn.arrival_s
+    if loop is Loop.BURST:
         arrival_s = np.zeros(count)
-    else:
-        arrival_s = _arrivals(case, count, seed=seed)
+    elif loop is Loop.OPEN and case["fixed_span"]:
+        arrival_s = arrival_s * (count / float(case["rate_per_s"] or 1) / arrival_s[-1])
+    if requests is None:
+        return Trace(arrival_s, drawn.prompt_tokens, drawn.output_tokens, drawn.cached_prompt_tokens), Window()
+    if loop is Loop.REPLAY and requests.arrival_s is not None:
+        arrival_s = requests.arrival_s
+    tokens = (requests.prompt_tokens, requests.output_tokens, requests.cached_prompt_tokens)
     return Trace(arrival_s, *tokens), Window()
 
 
@@ -186,12 +201,6 @@ def _rows(requests: Requests) -> Iterator[tuple[int, int]]:
     return iter(zip(requests.prompt_tokens.tolist(), requests.output_tokens.tolist(), strict=True))
 
 
-def _tokens(case: Case, requests: Requests | None, count: int, *, seed: int, context_tokens: int) -> Tokens:
-    if requests is not None:
-        return Tokens(requests.prompt_tokens, requests.output_tokens, requests.cached_prompt_tokens)
-    return _lengths(case).draw(stream(seed, "lengths"), count, context_tokens=context_tokens)
-
-
 def _lengths(case: Case) -> Lengths:
     """Return the lengths of requests that are not in the file."""
     text = case.get("workload")
@@ -205,18 +214,12 @@ def _lengths(case: Case) -> Lengths:
     return Uniform(max(1, round(prompt * scale)), max(1, round(output * scale)), low, high)
 
 
-def _arrivals(case: Case, count: int, *, seed: int) -> np.ndarray[Any, np.dtype[np.float64]]:
-    """Return arrivals at a rate, from the same stream as `dsim simulate`."""
-    rate, burstiness = float(case["rate_per_s"] or 0), float(case["burstiness"] or 1)
-    process = Poisson() if burstiness == 1 else Constant() if math.isinf(burstiness) else Gamma(burstiness**-0.5)
-    blocks, have = [], 0
-    for block in process.times(stream(seed, "arrivals"), rate_per_s=rate):
-        blocks.append(block)
-        have += len(block)
-        if have >= count:
-            break
-    arrival_s = np.concatenate(blocks)[:count]
-    return arrival_s * (count / rate / arrival_s[-1]) if case["fixed_span"] else arrival_s
+def _process(case: Case) -> Arrivals:
+    """Return the arrival process of an open loop; of the others any, as its times are not used."""
+    burstiness = float(case.get("burstiness") or 1)
+    if burstiness == 1:
+        return Poisson()
+    return Constant() if math.isinf(burstiness) else Gamma(burstiness**-0.5)
 
 
 def _with_kv_dtype(profile: Profile, dtype: Value) -> Profile:
@@ -229,15 +232,14 @@ def _with_kv_dtype(profile: Profile, dtype: Value) -> Profile:
     return replace(profile, model=replace(profile.model, kv_dtype_bytes=wanted), kv_capacity_tokens=capacity)
 
 
-def _with_kv_blocks(profile: Profile, pool: Pool, blocks: Value) -> Profile:
+def _with_kv_blocks(profile: Profile, placement: Placement, pool: Pool, blocks: Value) -> Profile:
     """Return the profile with this many KV blocks an instance, or this share of its own."""
     if blocks is None or blocks == "100%":
         return profile
     if isinstance(blocks, str):
         own = max(0, profile.kv_tokens(pool.parallelism)) // profile.block_tokens
         blocks = max(1, int(own * float(blocks.removesuffix("%")) / 100))
-    capacity = {**profile.kv_capacity_tokens, pool.parallelism: int(blocks) * profile.block_tokens}
-    return replace(profile, kv_capacity_tokens=capacity)
+    return profile.with_kv_blocks(placement, int(blocks))
 
 
 def _peaks(result: Result, block_tokens: int) -> tuple[int, int]:

@@ -206,7 +206,9 @@ def _engine(found: _Settling, profiles: Mapping[Role, Profile], placement: Place
         limit = profiles[Role.PREFILL].limits.get(Role.PREFILL, BatchLimits()).tokens
         found.add("token_budget", (None if math.isinf(limit) else int(limit),), Origin.PROFILE, "of a prefill batch")
     valid = math.inf if extrapolate else profile.latency_at(pool.parallelism.tp).valid_range.decode_requests
-    found.add("max_seqs", tuple(dict.fromkeys(int(min(most, valid)) for most in MAX_SEQS)), Origin.UNKNOWN)
+    engine = profile.limits.get(pool.role, BatchLimits()).requests
+    limits = (*(() if math.isinf(engine) else (engine,)), *MAX_SEQS)
+    found.add("max_seqs", tuple(dict.fromkeys(int(min(most, valid)) for most in limits)), Origin.UNKNOWN)
     own = {p.parallelism: max(0, profiles[p.role].kv_tokens(p.parallelism)) for p in placement.pools}
     capacity = ", ".join(f"100% is {tokens // profile.block_tokens} of {at}" for at, tokens in own.items())
     found.add("kv_blocks", KV_SHARES, Origin.UNKNOWN, capacity)
@@ -232,10 +234,14 @@ def _policies(profile: Profile) -> tuple[tuple[Value, ...], Origin, str]:
 
 
 def _handover(handover: Handover) -> str:
-    """Return the handover's settings, as far as they differ from nothing."""
-    parts = []
-    for name in Handover.__dataclass_fields__:
-        value = getattr(handover, name)
-        text = value.value if hasattr(value, "value") else f"{value:g}" if isinstance(value, float) else str(value)
-        parts.append(f"{name} {text}")
-    return ", ".join(parts)
+    """Return the handover's settings, without those that change nothing."""
+    plain = Handover()
+    parts = [f"{handover.mode.value}, first token from {handover.first_token_from.value}"]
+    if handover.stalls_decode:
+        parts.append("stalls decode")
+    for name in ("latency_s", "hop_s", "post_s", "post_block_s", "step_s"):
+        if getattr(handover, name) != getattr(plain, name):
+            parts.append(f"{name} {getattr(handover, name):g}")
+    if not math.isinf(handover.bandwidth_bytes_per_s):
+        parts.append(f"{handover.bandwidth_bytes_per_s / 1e9:g} GB/s a link")
+    return ", ".join([*parts, f"watermark {handover.watermark:g}"])
