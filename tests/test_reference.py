@@ -6,6 +6,7 @@ Unless a test says otherwise a prefill step of t tokens takes 8 + t ticks, a dec
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from numpy.typing import NDArray
 
 from dsim.latency import HostOverhead
 from dsim.pools import Parallelism, Placement, Policy, Role
-from dsim.profile import BatchLimits, FirstToken, Handover, Preemption, Profile
+from dsim.profile import BatchLimits, FirstToken, Handover, HandoverMode, Preemption, Profile
 from tests.reference import ReferenceResult, run_reference, run_reference_closed
 from tests.reference.systems import TICK_S, every_role, make_profile, make_trace, tokens_per_s
 
@@ -36,6 +37,11 @@ def handover(
     latency: float = 0.0,
     tokens_per_tick: float = np.inf,
     watermark: float = 1.0,
+    mode: HandoverMode = HandoverMode.DIRECT,
+    hop: float = 0.0,
+    post: float = 0.0,
+    post_block: float = 0.0,
+    step: float = 0.0,
 ) -> Handover:
     return Handover(
         first_token_from=first_token_from,
@@ -43,6 +49,11 @@ def handover(
         latency_s=latency * TICK_S,
         bandwidth_bytes_per_s=tokens_per_s(tokens_per_tick / TICK_S),
         watermark=watermark,
+        mode=mode,
+        hop_s=hop * TICK_S,
+        post_s=post * TICK_S,
+        post_block_s=post_block * TICK_S,
+        step_s=step * TICK_S,
     )
 
 
@@ -224,6 +235,245 @@ def test_micro_batches(stalls_decode: bool) -> None:
     decode_steps = [step for step in result.steps if step.role == "D"]
     assert [step.index for step in decode_steps] == [0, 1, 0, 1]
     assert ticks([step.launch_s for step in decode_steps]) == [24, 25, 30, 32.5]
+
+
+@pytest.mark.parametrize(
+    ("mode", "transfer_start", "expected"),
+    [
+        # 0 and 1 are prefilled until 24, 2 until 36. Transfers take 1: 0 24-25, 1 25-26. T = 5, 2.5 a stage.
+        # mb 0 is launched at 25, 30, 35, 40, mb 1 at 26, 32.5, 37.5. So at 36 both are in flight.
+        # Direct: 2 arrives at 37. 37.5: both micro-batches have context 11, so it joins mb 0, launched at 40: T = 6,
+        # stage 1 40-43, stage 2 43-46.
+        (HandoverMode.DIRECT, 36, 46),
+        # Pulled at 37.5, here at 38.5. 40: mb 0 has context 12, mb 1, in flight, 11. Its next launch is at 42.5:
+        # stage 1 42.5-45.5, stage 2 45.5-48.5.
+        (HandoverMode.PULL_AT_STEP, 37.5, 48.5),
+    ],
+)
+def test_pulls_wait_for_the_driver_and_a_micro_batch(
+    mode: HandoverMode, transfer_start: float, expected: float
+) -> None:
+    profile = make_profile(limits={Role.PREFILL: BatchLimits(requests=2)}, handover=handover(latency=1, mode=mode))
+    placement = Placement.parse("1xP:tp1pp1 + 1xD:tp1pp2")
+    result = run_reference(placement, make_trace([0, 0, 8], [8, 8, 4], [10, 10, 2]), every_role(profile))
+    assert ticks(result.transfer_start_s) == [24, 25, transfer_start]
+    assert tokens(result)[2] == [36, expected]
+
+
+@pytest.mark.parametrize(
+    ("mode", "stalls_decode", "expected"),
+    [
+        # Posting costs 3 and half a tick a block of 4: 0 (10 tokens) 4.5, 1 (4 tokens) 3.5. Prefill of 0 until 18, of 1
+        # 20-32. Transfers of 2 + 10 and 2 + 4.
+        # 0: 18-30, then 30 + 4.5 + 5 = 39.5. 1: 32-38, during that step, and paid by the next one: 39.5 + 3.5 + 6 = 49.
+        (HandoverMode.DIRECT, False, [[18, 39.5, 49, 54], [32, 49]]),
+        # 1 is pulled at 39.5, until 45.5; the launch after that pays: 45.5 + 3.5 + 6 = 55.
+        (HandoverMode.DIRECT, True, [[18, 39.5, 55, 60], [32, 55]]),
+        # 1 is pulled at 39.5, and the step of 0 alone pays for it: 39.5 + 3.5 + 5 = 48. It is here at 45.5: 48 + 6.
+        (HandoverMode.PULL_AT_STEP, False, [[18, 39.5, 48, 54], [32, 54]]),
+        # 0 is posted at 0 and here at 18 + 2 + 10/8 = 21.25, 1 at 20, here at 32 + 2 + 4/8 = 34.5. The first step pays
+        # for both: 21.25 + 8 + 5 = 34.25, just before 1 comes: 39.25. Then both: 45.25.
+        (HandoverMode.LAYER_WISE, False, [[18, 34.25, 39.25, 45.25], [32, 45.25]]),
+    ],
+)
+def test_the_next_launch_pays_for_posting(mode: HandoverMode, stalls_decode: bool, expected: list[list[float]]) -> None:
+    profile = make_profile(
+        block_tokens=4,
+        handover=handover(latency=2, tokens_per_tick=1, mode=mode, stalls_decode=stalls_decode, post=3, post_block=0.5),
+    )
+    result = run_reference(P1_D1, make_trace([0, 20], [10, 4], [4, 2]), every_role(profile))
+    assert tokens(result) == expected
+
+
+def test_the_second_hop_comes_before_the_transfer() -> None:
+    # Prefill 18, handed over at 25, here at 37. A request of one token takes no second hop.
+    profile = make_profile(limits=ONE_AT_A_TIME, handover=handover(latency=2, tokens_per_tick=1, hop=7))
+    result = run_reference(P1_D1, make_trace([0, 0], [10, 4], [3, 1]), every_role(profile))
+    assert ticks(result.transfer_start_s)[0] == 25
+    assert tokens(result) == [[18, 42, 47], [30]]
+
+
+def test_a_prompt_is_routed_after_its_second_hop() -> None:
+    # 0: prefill 0-16, handed over at 26 and done at 31. 1: prefill 14-30, handed over at 40, when both are empty.
+    placement = Placement.parse("2xP:tp1pp1 + 2xD:tp1pp1")
+    trace = make_trace([0, 14], [8, 8], [2, 2])
+    result = run_reference(placement, trace, every_role(make_profile(handover=handover(hop=10))))
+    assert list(result.decode_instance) == [0, 0]
+    assert tokens(result) == [[16, 31], [30, 45]]
+
+
+def test_prompts_keep_their_prefill_blocks_during_the_second_hop() -> None:
+    # 2 blocks of 4 for prompts of 8. 0: 0-16, handed over at 26, here at 30; only then is 1 prefilled: 46, 60.
+    profile = make_profile(
+        kv_tokens={Parallelism(1, 1): 8, Parallelism(2, 1): 1 << 20},
+        block_tokens=4,
+        handover=handover(latency=4, hop=10),
+    )
+    result = run_reference(
+        Placement.parse("1xP:tp1pp1 + 1xD:tp2pp1"), make_trace([0, 0], [8, 8], [2, 2]), every_role(profile)
+    )
+    assert ticks(result.prefill_start_s) == [0, 30]
+    assert ticks(result.transfer_end_s) == [30, 60]
+
+
+def test_each_role_pays_the_step_cost_of_its_own_connector() -> None:
+    # Two stages each. Prefill, both prompts together: T = 24, 1 + 12 in stage 1, 12 in stage 2: 25. Decode: the driver
+    # 3, then T = 5: 33, 41. Nothing else of the prefill side's handover counts.
+    profiles = {
+        Role.PREFILL: make_profile(handover=handover(step=1, hop=99, post=99, mode=HandoverMode.PULL_AT_STEP)),
+        Role.DECODE: make_profile(handover=handover(step=3)),
+    }
+    placement = Placement.parse("1xP:tp1pp2 + 1xD:tp1pp2")
+    result = run_reference(placement, make_trace([0, 0], [8, 8], [3, 1]), profiles)
+    assert tokens(result) == [[25, 33, 41], [25]]
+
+
+def test_recomputing_pays_the_step_cost_too() -> None:
+    # SHORT_OF_MEMORY with 1 tick more a launch on the decode side: 22 + 7, then 6, 6; recompute: 41 + 18 = 59, 65.
+    profile = short_of_memory(Preemption.RECOMPUTE, kv_tokens=20)
+    decode = replace(profile, handover=handover(step=1))
+    result = run_reference(P1_D1, make_trace([0, 0], [7, 7], [4, 4]), {Role.PREFILL: profile, Role.DECODE: decode})
+    assert tokens(result) == [[22, 29, 35, 41], [22, 29, 59, 65]]
+
+
+@pytest.mark.parametrize(
+    ("tokens_per_tick", "arrival"),
+    [
+        # Prefill until 16. The last of 8 layers: 16 + 2 + 1; all of them in 10 ticks from 0 on.
+        (1.0, 19),
+        # A slow link is not done by then: 2 + 32 from 0 on.
+        (0.25, 34),
+        # No time but the latency.
+        (np.inf, 18),
+    ],
+)
+def test_layers_follow_the_prefill(tokens_per_tick: float, arrival: float) -> None:
+    profile = make_profile(handover=handover(latency=2, tokens_per_tick=tokens_per_tick, mode=HandoverMode.LAYER_WISE))
+    result = run_reference(P1_D1, make_trace([0], [8], [2]), every_role(profile))
+    assert ticks(result.transfer_start_s) == [0]
+    assert ticks(result.transfer_end_s) == [arrival]
+    assert tokens(result) == [[16, arrival + 5]]
+
+
+def test_layer_wise_transfers_hold_ports_for_their_seconds_and_may_overtake() -> None:
+    # Prefilled together: 8 + 24 = 32. 0 holds the ports 0-18, 1 18-28; their last layers come at 32 + 2 + 2 and
+    # 32 + 2 + 1. So 1 decodes alone, 35-40, then both: 46.
+    profile = make_profile(handover=handover(latency=2, tokens_per_tick=1, mode=HandoverMode.LAYER_WISE))
+    result = run_reference(P1_D1, make_trace([0, 0], [16, 8], [2, 3]), every_role(profile))
+    assert ticks(result.transfer_start_s) == [0, 18]
+    assert ticks(result.transfer_end_s) == [36, 35]
+    assert tokens(result) == [[32, 46], [32, 40, 46]]
+
+
+def test_layer_wise_transfers_that_end_together_keep_their_order() -> None:
+    # Prefilled until 24, both here at 27. One request a batch: 0 first, 27-32, then 1.
+    profile = make_profile(
+        limits={Role.DECODE: BatchLimits(requests=1)},
+        handover=handover(latency=2, tokens_per_tick=1, mode=HandoverMode.LAYER_WISE),
+    )
+    result = run_reference(P1_D1, make_trace([0, 0], [8, 8], [2, 2]), every_role(profile))
+    assert ticks(result.transfer_end_s) == [27, 27]
+    assert tokens(result) == [[24, 32], [24, 37]]
+
+
+def test_a_layer_wise_transfer_posted_late_takes_all_its_seconds() -> None:
+    # As above, but 1 is pulled only when 0 has joined: 27-37; 0 decodes 27-32-37 and then with it: 43.
+    profile = make_profile(
+        handover=handover(latency=2, tokens_per_tick=1, watermark=1e-9, mode=HandoverMode.LAYER_WISE)
+    )
+    result = run_reference(P1_D1, make_trace([0, 0], [8, 8], [4, 2]), every_role(profile))
+    assert ticks(result.transfer_start_s) == [0, 27]
+    assert ticks(result.transfer_end_s) == [27, 37]
+    assert tokens(result) == [[24, 32, 37, 43], [24, 43]]
+
+
+def test_layer_wise_prompts_leave_a_pipeline_when_it_is_known_when_they_end() -> None:
+    # Two stages of 8. 0: launched 0, ends 16; ports 0-10, here at 19. 1: launched 8, ends 24; ports 10-20, here at 27.
+    profile = make_profile(
+        limits=ONE_AT_A_TIME, handover=handover(latency=2, tokens_per_tick=1, mode=HandoverMode.LAYER_WISE)
+    )
+    result = run_reference(
+        Placement.parse("1xP:tp1pp2 + 1xD:tp1pp1"), make_trace([0, 0], [8, 8], [2, 2]), every_role(profile)
+    )
+    assert ticks(result.transfer_start_s) == [0, 10]
+    assert ticks(result.transfer_end_s) == [19, 27]
+    assert tokens(result) == [[16, 24], [24, 32]]
+
+
+@pytest.mark.parametrize(
+    ("mode", "instances"),
+    [
+        # 0: prefill 0-12, decoded until 17. 1: prefill 0-48, handed over to an empty pool.
+        (HandoverMode.DIRECT, [0, 0]),
+        # Both are routed at 0.
+        (HandoverMode.LAYER_WISE, [0, 1]),
+    ],
+)
+def test_layer_wise_prompts_are_routed_when_their_prefill_is_launched(mode: HandoverMode, instances: list[int]) -> None:
+    placement = Placement.parse("2xP:tp1pp1 + 2xD:tp1pp1")
+    result = run_reference(
+        placement, make_trace([0, 0], [4, 40], [2, 2]), every_role(make_profile(handover=handover(mode=mode)))
+    )
+    assert list(result.decode_instance) == instances
+    assert tokens(result) == [[12, 17], [48, 53]]
+
+
+@pytest.mark.parametrize(
+    ("first_token_from", "instances", "expected"),
+    [
+        # Three prompts of 8 until 32, here at 32 + 2 + 1. 1 has its only token at 32 and is not handed over.
+        (FirstToken.PREFILL, [0, -1, 1], [[32, 40], [32], [32, 40]]),
+        # 0 and 2 share instance 0: 6. 1 is done when it arrives.
+        (FirstToken.TRANSFER_END, [0, 1, 0], [[35, 41], [35], [35, 41]]),
+        (FirstToken.DECODE, [0, 1, 0], [[41, 47], [40], [41, 47]]),
+    ],
+)
+def test_one_token_layer_wise(first_token_from: FirstToken, instances: list[int], expected: list[list[float]]) -> None:
+    profile = make_profile(
+        handover=handover(first_token_from=first_token_from, latency=2, tokens_per_tick=1, mode=HandoverMode.LAYER_WISE)
+    )
+    placement = Placement.parse("1xP:tp1pp1 + 2xD:tp1pp1")
+    result = run_reference(
+        placement, make_trace([0, 0, 0], [8, 8, 8], [2, 1, 2]), every_role(profile), decode_router="round-robin"
+    )
+    assert list(result.decode_instance) == instances
+    assert tokens(result) == expected
+
+
+def test_layer_wise_prompts_keep_their_prefill_blocks_until_they_are_there() -> None:
+    # 2 blocks of 4: 0 is prefilled until 16 and there at 19, when 1 is launched; 35, 38.
+    profile = make_profile(
+        kv_tokens={Parallelism(1, 1): 8, Parallelism(2, 1): 1 << 20},
+        block_tokens=4,
+        handover=handover(latency=2, tokens_per_tick=1, mode=HandoverMode.LAYER_WISE),
+    )
+    result = run_reference(
+        Placement.parse("1xP:tp1pp1 + 1xD:tp2pp1"), make_trace([0, 0], [8, 8], [2, 2]), every_role(profile)
+    )
+    assert ticks(result.prefill_start_s) == [0, 19]
+    assert ticks(result.transfer_end_s) == [19, 38]
+
+
+def test_layer_wise_handovers_follow_the_launches_of_their_instant() -> None:
+    # Posting costs 3. 0 is posted at 0, here at 16: 16 + 3 + 5 = 24. At 24 its next step is launched before 1, whose
+    # prefill is launched then too, is posted: 29. The step after that pays: 29 + 3 + 5 = 37. 1: 24-40, 45.
+    profile = make_profile(handover=handover(post=3, mode=HandoverMode.LAYER_WISE))
+    result = run_reference(P1_D1, make_trace([0, 24], [8, 8], [4, 2]), every_role(profile))
+    assert ticks(result.transfer_start_s) == [0, 24]
+    assert tokens(result) == [[16, 24, 29, 37], [40, 45]]
+
+
+def test_rescue_waits_for_transfers_of_running_prefills() -> None:
+    # 4 blocks of 4. 0: prefill 0-16; 1: 4-20, posted at 4, so all blocks are taken when 0 comes. It cannot grow to 9
+    # tokens, nothing runs, and there is nobody to evict before 20: then 1 goes (8 tokens): 20 + 8 + 5 = 33.
+    # 33: 1 comes back: 33 + 8 + 5 = 46.
+    profile = replace(short_of_memory(Preemption.SWAP, kv_tokens=16), handover=handover(mode=HandoverMode.LAYER_WISE))
+    result = run_reference(
+        Placement.parse("2xP:tp1pp1 + 1xD:tp1pp1"), make_trace([0, 4], [8, 8], [2, 2]), every_role(profile)
+    )
+    assert ticks(result.transfer_end_s) == [16, 20]
+    assert tokens(result) == [[16, 33], [20, 46]]
+    assert list(result.preemptions) == [0, 1]
 
 
 def test_a_driver_without_overhead_launches_all_micro_batches_at_once() -> None:

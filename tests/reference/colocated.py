@@ -17,6 +17,7 @@ from tests.reference.state import (
     cache_blocks,
     computed_tokens,
     decoded_tokens,
+    host_overhead,
     swap_s,
 )
 
@@ -66,7 +67,7 @@ class ColocatedInstance:
         self.policy = pool.policy
         self.profile = profile
         self.latency = profile.latency_of(pool.parallelism)
-        self.host = profile.host_of(Role.COLOCATED, self.pp)
+        self.host = host_overhead(profile, Role.COLOCATED, self.pp)
         limits = profile.limits.get(Role.COLOCATED, BatchLimits())
         self.token_limit: float = limits.tokens
         self.request_limit: float = limits.requests

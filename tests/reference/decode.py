@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from dsim.pools import Pool, Role
-from dsim.profile import BatchLimits, FirstToken, Preemption, Profile
+from dsim.profile import BatchLimits, FirstToken, HandoverMode, Preemption, Profile
 from tests.reference.prefill import PrefillInstance
 from tests.reference.state import (
     KvCache,
@@ -18,6 +18,7 @@ from tests.reference.state import (
     cache_blocks,
     computed_tokens,
     decoded_tokens,
+    host_overhead,
     prefix_within,
     swap_s,
 )
@@ -39,6 +40,7 @@ class Network:
     def __init__(self, profile: Profile, *, sender_gpus: int, receiver_gpus: int) -> None:
         self.handover = profile.handover
         self.kv_bytes_per_token = profile.model.kv_bytes_per_token
+        self.layers = profile.model.layers
         self.links = min(sender_gpus, receiver_gpus)
         self.egress_s: dict[int, float] = {}
         self.ingress_s: dict[int, float] = {}
@@ -47,9 +49,11 @@ class Network:
     def post(self, now: float, request: Request, sender: PrefillInstance, receiver: DecodeInstance) -> None:
         start_s = max(now, self.egress_s.get(sender.index, -math.inf), self.ingress_s.get(receiver.index, -math.inf))
         bytes_per_s = self.links * self.handover.bandwidth_bytes_per_s
-        duration_s = self.handover.latency_s + request.prompt * self.kv_bytes_per_token / bytes_per_s
-        end_s = start_s + duration_s
+        moving_s = request.prompt * self.kv_bytes_per_token / bytes_per_s
+        end_s = start_s + self.handover.latency_s + moving_s
         self.egress_s[sender.index] = self.ingress_s[receiver.index] = end_s
+        if self.handover.mode is HandoverMode.LAYER_WISE:
+            end_s = max(end_s, request.prefill_due_s + self.handover.latency_s + moving_s / self.layers)
         request.transfer_start_s = start_s
         self.transfers.append(Transfer(request, sender, receiver, end_s))
 
@@ -106,6 +110,8 @@ class DecodeInstance:
         self.stalled = False
         #: KV tokens swapped out or in since the last launch.
         self.swapped_tokens = 0
+        #: Seconds of posting since the last launch.
+        self.posting_s = 0.0
         #: An own event happened: not yet seen by step 4, not yet seen by step 5.
         self.news = self.news_for_launch = False
 
@@ -148,6 +154,7 @@ class DecodeInstance:
 
     def end_transfer(self, now: float, request: Request) -> None:
         """Take in a request whose transfer ended; it may be finished with that."""
+        assert request.prefill_end_s <= now, "KV arrives before it is computed"
         self.notice()
         self.stalled = False
         self.in_transfer.remove(request)
@@ -160,7 +167,7 @@ class DecodeInstance:
             self.pulled.append(request)
 
     def hand_over(self, request: Request) -> None:
-        """Append a prefilled request to `unpulled`."""
+        """Append a prefilled request (layer-wise: one whose prefill was launched) to `unpulled`."""
         request.decode_instance = self.index
         self.unpulled.append(request)
         self.notice()
@@ -180,7 +187,8 @@ class DecodeInstance:
                 else:
                     self._admit(now)
             return
-        self._pull_all(now)
+        if self._may_act() or self.profile.handover.mode is not HandoverMode.PULL_AT_STEP:
+            self._pull_all(now)
         if self._may_act():
             self._admit(now)
             self._pull_all(now)
@@ -202,6 +210,8 @@ class DecodeInstance:
         request = self.unpulled.pop(0)
         request.kv = self.cache.change(0, request.prompt)
         self.in_transfer.append(request)
+        handover = self.profile.handover
+        self.posting_s += handover.post_s + handover.post_block_s * self.cache.blocks(request.prompt)
         self.network.post(now, request, self.senders[request.prefill_instance], self)
 
     def _pull_all(self, now: float) -> None:
@@ -291,17 +301,21 @@ class DecodeInstance:
             recomputed = recomputed[: prefix_within([r.context for r in recomputed], self.prefill_limits)]
             chunks = [(r.context, 0) for r in recomputed]
             step_s = self.latency.prefill_s(chunks)
-            host_s = self.profile.host_of(Role.PREFILL, self.pp).launch_s(len(recomputed), computed_tokens(chunks))
+            host_s = host_overhead(self.profile, Role.PREFILL, self.pp).launch_s(
+                len(recomputed), computed_tokens(chunks)
+            )
             decodes = []
         else:
             decodes = list(batch.members)
             step_s = self.latency.decode_s(len(decodes), batch.context)
-            host_s = self.profile.host_of(Role.DECODE, self.pp).launch_s(len(decodes), batch.context)
+            host_s = host_overhead(self.profile, Role.DECODE, self.pp).launch_s(len(decodes), batch.context)
             for request in decodes:
                 if math.isnan(request.decode_start_s):
                     request.decode_start_s = now
-        held_s = swap_s(self.profile, self.swapped_tokens, self.gpus) + host_s
+        added_s = swap_s(self.profile, self.swapped_tokens, self.gpus) + self.posting_s
+        held_s = added_s + host_s + self.profile.handover.step_s
         self.swapped_tokens = 0
+        self.posting_s = 0.0
         end_s = self.pipeline.enter(now + held_s, [step_s / self.pp] * self.pp)
         if self.pp > 1:
             self.driver_held_until_s = now + held_s

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dsim.pools import Placement, Role
-from dsim.profile import FirstToken, Profile
+from dsim.profile import FirstToken, HandoverMode, Profile
 from dsim.trace import Trace
 from tests.reference.colocated import ColocatedInstance
 from tests.reference.decode import DecodeInstance, Network
@@ -165,6 +165,8 @@ class _Disaggregated:
         decode_pool, decode_profile = placement.pool(Role.DECODE), profiles[Role.DECODE]
         self.request_s = profile.request_s
         self.first_token_from = decode_profile.handover.first_token_from
+        self.layer_wise = decode_profile.handover.mode is HandoverMode.LAYER_WISE
+        self.hop_s = decode_profile.handover.hop_s
         self.network = Network(
             decode_profile,
             sender_gpus=pool.parallelism.num_gpus,
@@ -193,12 +195,14 @@ class _Disaggregated:
             for i in range(decode_pool.count)
         ]
         self.instances: list[PrefillInstance | DecodeInstance] = [*self.prefills, *self.decodes]
-        self.to_hand_over: list[Request] = []
+        #: (instant of handover, request).
+        self.to_hand_over: list[tuple[float, Request]] = []
 
     def pending_s(self) -> Iterator[float]:
         for instance in self.instances:
             yield from instance.pending_s()
         yield from (transfer.end_s for transfer in self.network.transfers)
+        yield from (at_s for at_s, _ in self.to_hand_over)
 
     def never_fits(self, request: Request) -> bool:
         prefill, decode = self.prefills[0].cache, self.decodes[0].cache
@@ -219,8 +223,8 @@ class _Disaggregated:
                 if request.finished:
                     self.prefill_router.finish(request, prefill.index)
                     finished.append(request)
-                else:
-                    self.to_hand_over.append(request)
+                elif not self.layer_wise:
+                    self.to_hand_over.append((now + self.hop_s, request))
         for decode in self.decodes:
             for request in decode.end_steps(now):
                 self.decode_router.finish(request, decode.index)
@@ -241,18 +245,24 @@ class _Disaggregated:
         return finished
 
     def hand_over_and_admit(self, now: float) -> None:
-        for request in sorted(self.to_hand_over, key=lambda r: r.id):
+        due = [request for at_s, request in self.to_hand_over if at_s <= now]
+        self.to_hand_over = [(at_s, request) for at_s, request in self.to_hand_over if at_s > now]
+        for request in sorted(due, key=lambda r: r.id):
             self.decodes[self.decode_router.route(request)].hand_over(request)
-        self.to_hand_over.clear()
         for decode in self.decodes:
             decode.pull_and_admit(now)
 
     def a_transfer_ends(self, now: float) -> bool:
         return any(transfer.end_s <= now for transfer in self.network.transfers)
 
-    def launch(self, now: float) -> None:
-        for instance in self.instances:
-            instance.launch(now)
+    def launch(self, now: float) -> bool:
+        for prefill in self.prefills:
+            launched = prefill.launch(now)
+            if self.layer_wise:
+                self.to_hand_over += [(now, request) for request in launched]
+        for decode in self.decodes:
+            decode.launch(now)
+        return any(at_s <= now for at_s, _ in self.to_hand_over)
 
     def check(self) -> dict[int, str]:
         """Recount every instance; return the state of each unfinished request."""
@@ -262,15 +272,16 @@ class _Disaggregated:
             for request, state in instance.places():
                 assert request.id not in states, f"request {request.id} is {states[request.id]} and {state}"
                 states[request.id] = state
-        held = sorted(r.id for prefill in self.prefills for r in prefill.held)
-        assert held == sorted(i for i, state in states.items() if state in {"unpulled", "in transfer"})
+        sending = [r.id for prefill in self.prefills for r in prefill.holders() if r.decode_instance >= 0]
+        assert sorted(sending) == sorted(i for i, state in states.items() if state in {"unpulled", "in transfer"})
         assert sorted(t.request.id for t in self.network.transfers) == sorted(
             i for i, state in states.items() if state == "in transfer"
         )
-        assert not self.to_hand_over
+        hopping = sorted(i for i, state in states.items() if state == "on its second hop")
+        assert sorted(request.id for _, request in self.to_hand_over) == hopping
         routed = [r.id for requests in self.prefill_router.unfinished for r in requests]
         routed += [r.id for requests in self.decode_router.unfinished for r in requests]
-        assert sorted(routed) == sorted([*states, *held]), "routers and instances disagree"
+        assert sorted(routed) == sorted([*states, *sending]), "routers and instances disagree"
         return states
 
 
@@ -315,9 +326,10 @@ class _Colocated:
     def a_transfer_ends(self, now: float) -> bool:
         return False
 
-    def launch(self, now: float) -> None:
+    def launch(self, now: float) -> bool:
         for instance in self.instances:
             instance.launch(now)
+        return False
 
     def check(self) -> dict[int, str]:
         """Recount every instance; return the state of each unfinished request."""
@@ -381,13 +393,13 @@ class _Run:
     def _instant(self, now: float) -> None:
         """Section 2: the order within one instant."""
         self._finish(now, self.system.end_steps(now))
-        while True:
+        launches_hand_over = True
+        while launches_hand_over:
             self._finish(now, self.system.end_transfers(now))
             self._arrivals(now)
             self.system.hand_over_and_admit(now)
             if not self.system.a_transfer_ends(now):
-                break
-        self.system.launch(now)
+                launches_hand_over = self.system.launch(now)
 
     def _arrivals(self, now: float) -> None:
         while self.source.next_s() <= now or (self.in_front_end and self.in_front_end[0][0] <= now):

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from dsim.latency import Chunk
-from dsim.pools import Parallelism
+from dsim.latency import Chunk, HostOverhead
+from dsim.pools import Parallelism, Role
 from dsim.profile import BatchLimits, Profile
 
 NAN = math.nan
@@ -21,6 +21,7 @@ class Request:
 
     Args:
         prefill_kv: tokens whose blocks it holds on a prefill instance.
+        prefill_due_s: when its prefill ends, known from the launch on.
         kv: tokens whose blocks it holds on a decode or colocated instance.
         computed: tokens of its current colocated prefill that are done.
         recompute: it lost its KV and its next step on the decode instance is a prefill.
@@ -41,6 +42,7 @@ class Request:
     decode_instance: int = -1
     preemptions: int = 0
     rejected: bool = False
+    prefill_due_s: float = NAN
     prefill_start_s: float = NAN
     prefill_end_s: float = NAN
     transfer_start_s: float = NAN
@@ -144,6 +146,12 @@ class KvCache:
 def decoded_tokens(profile: Profile, parallelism: Parallelism) -> int:
     """Return the tokens of KV that an instance that decodes may hold: memory, and the context that was measured."""
     return int(min(profile.kv_tokens(parallelism), profile.latency_at(parallelism.tp).valid_range.context_tokens))
+
+
+def host_overhead(profile: Profile, role: Role, pp: int) -> HostOverhead:
+    """Return the engine's own overhead of a launch; the KV connector's `step_s` comes on top where there is one."""
+    own = profile.host_pipelined if pp > 1 and role in profile.host_pipelined else profile.host
+    return own.get(role, HostOverhead())
 
 
 def cache_blocks(profile: Profile, kv_tokens: int) -> int:
