@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
+import enum
+import hashlib
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
+
+import numpy as np
 
 
 def finite(value: object) -> Any:  # noqa: ANN401 a mapping gives a dict, a sequence a list, anything else itself
@@ -38,3 +43,37 @@ def flat(
             yield from flat(value, f"{prefix}{key}.", is_value=is_value)
         else:
             yield f"{prefix}{key}", value
+
+
+def content(value: object, *, leave_out: Collection[str] = ()) -> Any:  # noqa: ANN401 as `finite`
+    """Return what a noun holds, for digests: the same for the same values, however they were written.
+
+    Whole numbers are those with a point, arrays are their digests, mappings are sorted.
+
+    Args:
+        leave_out: names of fields that say nothing of the content, such as where it comes from.
+
+    Raises:
+        TypeError: something in it is no plain value, dataclass, enum or array.
+
+    >>> content({"b": (1, 2.0), "a": None})
+    [['a', None], ['b', [1.0, 2.0]]]
+    """
+    if value is None or isinstance(value, str | bool):
+        return value
+    if isinstance(value, enum.Enum):
+        return value.value
+    if isinstance(value, int | float | np.number):
+        return float(value) if abs(value) < 2**53 else repr(value)
+    if isinstance(value, np.ndarray):
+        data = np.ascontiguousarray(value)
+        return [str(data.dtype), list(data.shape), hashlib.sha256(data.tobytes()).hexdigest()]
+    if isinstance(value, Mapping):
+        pairs = [[content(key, leave_out=leave_out), content(item, leave_out=leave_out)] for key, item in value.items()]
+        return sorted(pairs, key=repr)
+    if isinstance(value, list | tuple):
+        return [content(item, leave_out=leave_out) for item in value]
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = [field.name for field in dataclasses.fields(value) if field.name not in leave_out]
+        return [type(value).__name__, {name: content(getattr(value, name), leave_out=leave_out) for name in fields}]
+    raise TypeError(f"{type(value).__name__} has no content to digest")

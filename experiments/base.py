@@ -89,7 +89,7 @@ def _check_needs(section: Section, setting: Setting) -> None:
     """Refuse a measure without what it measures."""
     if setting.measure in {Measure.GOODPUT, Measure.SEARCH} and setting.slo is None:
         section.need("slo")
-    if setting.measure in {Measure.GOODPUT, Measure.SEARCH} and setting.traffic.workload is None:
+    if setting.measure not in {Measure.SIMULATE, Measure.STEP} and setting.traffic.workload is None:
         raise section.need("trace").error("is for measure simulate", "leave it out, and give workload")
     if setting.measure is Measure.STEP:
         section.need("step")

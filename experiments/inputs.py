@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -100,7 +99,6 @@ def traffic_of(
     return Traffic(
         workload=workload,
         trace=None,
-        label=f"{_content(lengths, folder)} {_content(process, folder)}",
         rate_per_s=rate_per_s if rate_per_s is not None else arrivals.native_rate_per_s,
         requests=DEFAULT_REQUESTS if requests is None else requests,
         warmup=warmup if warmup is not None else 0 if finite else DEFAULT_WARMUP,
@@ -125,7 +123,6 @@ def _replayed(
     return Traffic(
         workload=None,
         trace=trace.first(rows),
-        label=_digest(file),
         rate_per_s=None,
         requests=rows - warmup,
         warmup=warmup,
@@ -149,13 +146,3 @@ def _rate_per_s(section: Section, gpus: int | None) -> float | None:
     if per_gpu is None:
         return rate_per_s
     return None if gpus is None else rate_per_s * gpus
-
-
-def _content(text: str, folder: Path) -> str:
-    """Return the text, or the digest of the file that it names: a path says nothing of what is in it."""
-    file = folder / text
-    return _digest(file) if file.suffix in {".csv", ".jsonl", ".json", ".ndjson"} and file.is_file() else text
-
-
-def _digest(file: Path) -> str:
-    return hashlib.sha256(file.read_bytes()).hexdigest()

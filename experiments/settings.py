@@ -6,9 +6,10 @@ import dataclasses
 import enum
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from dsim.options import Options
+from dsim.plain import content
 from dsim.pools import Placement, Policy, Role
 from dsim.profile import Profile
 from dsim.slo import Slo
@@ -16,6 +17,15 @@ from dsim.trace import Trace
 from dsim.workload import Workload
 from placement.search import Affinity, Mode
 from placement.space import Cluster
+
+#: Fields of lengths and arrivals that say where they were read, not what they are.
+_ORIGIN: Final = ("source", "lines")
+#: What only disaggregated placements have, and what one of their pools alone has no use for.
+_WITHOUT_POOLS: Final = {"prefill_token_limit": None, "decode_routing": None}
+_ALONE: Final = {
+    Role.PREFILL: {"decode_routing": None},
+    Role.DECODE: {"prefill_token_limit": None, "prefill_routing": None},
+}
 
 
 class Measure(enum.Enum):
@@ -58,13 +68,11 @@ class Traffic:
 
     Args:
         workload: None where a trace is replayed.
-        label: lengths and arrivals as the file writes them, or the digest of a file's content.
         rate_per_s: of the whole placement; None: the arrivals' own, or not needed.
     """
 
     workload: Workload | None
     trace: Trace | None
-    label: str
     rate_per_s: float | None
     requests: int
     warmup: int
@@ -104,6 +112,16 @@ class StepSetting:
     def role(self) -> Role:
         """The role whose host overhead the step has."""
         return {StepPhase.PREFILL: Role.PREFILL, StepPhase.DECODE: Role.DECODE}.get(self.phase, Role.COLOCATED)
+
+    def as_used(self) -> StepSetting:
+        """Return it with 0 for the lengths that a step of its phase does not have."""
+        unused = {
+            StepPhase.PREFILL: ("context_tokens", "chunk_tokens"),
+            StepPhase.DECODE: ("prompt_tokens", "chunk_tokens"),
+            StepPhase.MIXED: ("chunk_tokens",),
+            StepPhase.CHUNKED: () if self.batch else ("context_tokens",),
+        }[self.phase]
+        return dataclasses.replace(self, **dict.fromkeys(unused, 0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,55 +189,85 @@ class Setting:
         return {role: self.profiles[role] for role in roles}
 
     def identity(self) -> dict[str, Any]:
-        """Return what the result depends on, the seed apart: plain values in base units, no file names."""
+        """Return what the result depends on, the seed apart: plain values in base units, no file names.
+
+        Keys that the measure does not read, or that others override, are not in it.
+        """
         common = {
             "measure": self.measure.value,
             "profiles": {role.name.lower(): profile.sha256 for role, profile in sorted(self.used.items(), key=_name)},
         }
         if self.measure is Measure.STEP:
             assert self.step is not None
-            return {**common, "step": _plain(self.step), "extrapolate": self.options.extrapolate}
+            return {**common, "step": content(self.step.as_used()), "extrapolate": self.options.extrapolate}
         if self.measure is Measure.QUEUEING:
-            assert self.queueing is not None
-            return {**common, "queueing": _plain(self.queueing), "rate_per_s": self.traffic.rate_per_s}
-        return {**common, **self._identity_of_runs()}
-
-    def _identity_of_runs(self) -> dict[str, Any]:
-        traffic, slo, options = self.traffic, self.slo, self.options
-        simulates = self.measure is Measure.SIMULATE
-        found: dict[str, Any] = {
-            "placement": None if self.placement is None else self.placement.label,
-            "phase": None if self.phase is None else self.phase.name.lower(),
-            "traffic": traffic.label,
-            "rate_per_s": traffic.rate_per_s if simulates else None,
-            "requests": traffic.requests,
-            "warmup": traffic.warmup if simulates else None,
-            "finite": traffic.finite,
-            "slo": None if slo is None else [slo.ttft_s, slo.tpot_s, slo.e2e_s],
-            "attainment": None if simulates else self.attainment,
-            "prefill_token_limit": options.prefill_token_limit,
-            "prefill_routing": options.prefill_routing.value,
-            "decode_routing": options.decode_routing.value,
-            "kv_blocks": self.kv_blocks,
-            "extrapolate": options.extrapolate,
-            "quantiles": list(self.quantiles) if simulates else [],
+            return {**common, "queueing": content(self.queueing), "rate_per_s": self.traffic.rate_per_s}
+        return {
+            **common,
+            "lengths": content(self.traffic.workload, leave_out=_ORIGIN),
+            "slo": content(self.slo),
+            "prefill_token_limit": self.options.prefill_token_limit,
+            "prefill_routing": self.options.prefill_routing.value,
+            "decode_routing": self.options.decode_routing.value,
+            "extrapolate": self.options.extrapolate,
+            **{
+                Measure.SIMULATE: self._identity_of_run,
+                Measure.GOODPUT: self._identity_of_goodput,
+                Measure.SEARCH: self._identity_of_search,
+            }[self.measure](),
         }
-        if self.measure is Measure.SEARCH and self.search is not None:
-            asked = dataclasses.replace(self.search, jobs=None)
-            found |= {"placement": None, "requests": None, "search": _plain(asked)}
-        elif self.measure is Measure.GOODPUT and self.search is not None:
-            found["search"] = {"precision": self.search.precision, "requests": self.search.requests}
+
+    def _identity_of_placement(self) -> dict[str, Any]:
+        assert self.placement is not None
+        phase = None if self.phase is None else self.phase.name.lower()
+        found = {"placement": self.placement.label, "phase": phase, "kv_blocks": self.kv_blocks}
+        if self.placement.is_colocated:
+            return found | _WITHOUT_POOLS
+        if self.phase is not None:
+            found |= _ALONE[self.phase]
         return found
+
+    def _identity_of_run(self) -> dict[str, Any]:
+        traffic, slo = self.traffic, self.slo
+        if slo is not None and self.phase is not None:
+            # One pool has a limit of its own.
+            slo = Slo(ttft_s=slo.ttft_s) if self.phase is Role.PREFILL else Slo(tpot_s=slo.tpot_s)
+        return {
+            **self._identity_of_placement(),
+            "slo": content(slo),
+            "trace": content(traffic.trace),
+            "rate_per_s": traffic.rate_per_s,
+            "requests": traffic.requests,
+            "warmup": traffic.warmup,
+            "finite": traffic.finite,
+            "quantiles": list(self.quantiles),
+        }
+
+    def _identity_of_goodput(self) -> dict[str, Any]:
+        assert self.search is not None
+        requests = self.traffic.requests if self.traffic.finite else self.search.requests
+        finite = requests is not None
+        return {
+            **self._identity_of_placement(),
+            "attainment": self.attainment,
+            "finite": finite,
+            "requests": requests if finite else self.traffic.requests,
+            # Finite runs are replicated as often as their length asks for.
+            "precision": None if finite else self.search.precision,
+        }
+
+    def _identity_of_search(self) -> dict[str, Any]:
+        assert self.search is not None
+        asked = dataclasses.replace(self.search, jobs=None)
+        if asked.method is Method.AUTHORS:
+            asked = dataclasses.replace(asked, top=0, precision=0.0, requests=None)
+        if asked.mode is Mode.DISAGGREGATED:
+            asked = dataclasses.replace(asked, policies=())
+        if Policy.CHUNKED not in asked.policies:
+            asked = dataclasses.replace(asked, token_budgets=())
+        found = {"attainment": self.attainment, "search": content(asked)}
+        return found | (_WITHOUT_POOLS if asked.mode is Mode.COLOCATED else {})
 
 
 def _name(item: tuple[Role, Profile]) -> str:
     return item[0].name
-
-
-def _plain(value: object) -> object:
-    """Return nested dataclasses and enums as plain values."""
-    if isinstance(value, enum.Enum):
-        return value.value
-    if dataclasses.is_dataclass(value):
-        return {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
-    return [_plain(item) for item in value] if isinstance(value, tuple) else value
