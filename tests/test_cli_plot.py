@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
 from pathlib import Path
 
@@ -109,7 +110,66 @@ def test_a_sweep(cli: Cli, made: Path, tmp_path: Path) -> None:
     assert ">together</text>" not in svg
 
 
+def drawn(cli: Cli, folder: Path, out: Path, *options: str) -> str:
+    """Return the only figure that options describe, as SVG."""
+    assert cli("plot", str(folder), "-o", str(out), "--format", "svg", "-q", *options).code == 0
+    (path,) = out.iterdir()
+    return path.read_text()
+
+
+@pytest.mark.parametrize(
+    ("options", "wanted"),
+    [
+        (
+            "--kind heatmap -x rate_per_gpu -y system --set value=attainment.both --set best=placement --set file=mine",
+            [">A  1xP:tp1pp1 + 1xD:tp1pp1</text>", ">requests within all limits (%)</text>"],
+        ),
+        ("--kind attainment-rate --series system --set target=0.5", [">target 50 %</text>"]),
+        ("--kind attainment-rate", [">together</text>"]),  # a factor that was forgotten is told apart
+        (
+            "--kind line -x rate_per_gpu -y ttft_s.p90 --series system --set log=xy --set ylabel=mine(s)"
+            " --set 'marks=[{x: 1, label: here}]'",
+            [">mine(s)</text>", ">here</text>"],
+        ),
+        ("--kind breakdown -x rate_per_gpu --series system --set share=true", ["share of the mean latency (%)"]),
+        ("--kind cdf --series system --where rate_per_gpu=1 --set xlabel=mine", [">mine</text>", "over replications"]),
+        ("--kind pareto --series system --set labels=rate_per_gpu", ["rate per GPU "]),
+    ],
+)
+def test_every_key_of_a_figure_can_be_given(
+    cli: Cli, made: Path, tmp_path: Path, options: str, wanted: list[str]
+) -> None:
+    svg = drawn(cli, made / "sweep", tmp_path, *shlex.split(options))
+    for text in wanted:
+        assert text in svg
+
+
+def test_keys_of_a_search_and_of_a_run(cli: Cli, made: Path, tmp_path: Path) -> None:
+    options = ["--kind", "staircase", "--set", "price_usd_per_h=7", "--set", "max_rate_per_s=50"]
+    assert "cost (USD/h, at 7 USD/h a GPU)" in drawn(cli, made / "search", tmp_path / "search", *options)
+    shares = drawn(cli, made / "run", tmp_path / "run", "--kind", "breakdown", "--set", "share=true")
+    assert "share of the mean latency (%)" in shares
+    timeline = ["--kind", "timeline", "--title", "Mine"]
+    assert ">Mine</text>" in drawn(cli, made / "logged", tmp_path / "logged", *timeline)
+
+
 REFUSED = [
+    ("sweep", ["--kind", "heatmap", "-x", "rate_per_gpu", "-y", "system"], "--set: value is missing; add --set value="),
+    ("sweep", ["--set", "log=x"], "--set: 'log=x' needs a kind of figure; add --kind"),
+    ("sweep", ["--kind", "line", "--set", "log"], "--set: 'log' must be a key and its value; as in value="),
+    ("sweep", ["--kind", "line", "--set", "kind=cdf"], "--set: 'kind=cdf' is an option of its own; give it as --kind"),
+    ("sweep", ["--kind", "line", "-x", "a", "--set", "x=b"], "--set: 'x=b' is given twice; leave one of them out"),
+    ("sweep", ["--kind", "cdf", "--set", "valu=a"], "--set: 'valu' is not a known key; "),
+    ("sweep", ["--kind", "cdf", "--set", "log=x"], "--set: 'log' has no use in a figure of kind cdf; leave it out"),
+    ("sweep", ["--kind", "attainment-rate", "--set", "target=2"], "--set: target=2 must be "),
+    (
+        "sweep",
+        ["--kind", "heatmap", "-x", "rate_per_gpu", "-y", "system", "--set", "value=attainmen"],
+        "--set: value='attainmen' is no column of the rows; did you mean",
+    ),
+    ("search", ["--kind", "staircase", "--set", "log=x"], "--set: 'log' has no use in a figure of kind staircase"),
+    ("search", ["--kind", "staircase", "--set", "price_usd_per_h=-1"], "--set: price_usd_per_h=-1 must be "),
+    ("logged", ["--kind", "timeline", "--set", "log=x"], "--set: 'log' has no use in a figure of kind timeline"),
     ("nowhere", [], "RESULT: '{}' does not exist; give what dsim sweep, search or simulate wrote to"),
     ("small.yaml", [], "RESULT: '{}' is no directory; give what dsim sweep, search or simulate wrote to"),
     (".", [], "RESULT: '{}' has none of sweep.yaml, result.json, summary.json; give what dsim sweep, dsim search -o"),

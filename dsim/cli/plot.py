@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -52,6 +52,14 @@ def plot(
         list[str] | None,
         typer.Option("--where", metavar="COLUMN=VALUE", help="Of a sweep: show these rows only; may be repeated."),
     ] = None,
+    keys: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="Another key of `plots` in sweep files, such as value=attainment.both or log=x; may be repeated.",
+        ),
+    ] = None,
     window: Annotated[
         str | None, typer.Option("--window", metavar="START,END", help="Of a timeline, as in 10s,12s.")
     ] = None,
@@ -66,7 +74,15 @@ def plot(
     """Draw what a sweep asks for, or what a search or a run has found, as SVG and PNG."""
     from dsim.cli.output import OutputFolder, note
 
-    asked = _Asked(kind=kind, x=x, y=tuple(y or ()), series=series, where=tuple(where or ()), title=title)
+    asked = _Asked(
+        kind=kind,
+        x=x,
+        y=tuple(y or ()),
+        series=series,
+        where=tuple(where or ()),
+        keys=tuple(keys or ()),
+        title=title,
+    )
     wanted = _forms(forms)
     span_s = None if window is None else _window(window)
     figures = _figures(result, asked, span_s)
@@ -89,13 +105,41 @@ class _Asked:
     y: tuple[str, ...]
     series: str | None
     where: tuple[str, ...]
+    keys: tuple[str, ...]
     title: str | None
 
     @property
-    def given(self) -> tuple[str, str] | None:
-        """The first option of sweeps alone that was given, with its value."""
-        options = {"-x": self.x, "-y": ", ".join(self.y), "--series": self.series, "--where": ", ".join(self.where)}
-        return next(((name, value) for name, value in options.items() if value), None)
+    def columns(self) -> dict[str, str | None]:
+        """The options that name columns of a sweep."""
+        return {"-x": self.x, "-y": ", ".join(self.y), "--series": self.series, "--where": ", ".join(self.where)}
+
+    def need_kind(self) -> None:
+        """Refuse what only says something about a figure of a kind that is given.
+
+        Raises:
+            InputError: there is none.
+        """
+        for name, value in {**self.columns, "--set": ", ".join(self.keys)}.items():
+            if value and self.kind is None:
+                raise InputError(name, "needs a kind of figure", value=value, hint="add --kind, such as --kind line")
+
+    def section(self) -> dict[str, object]:
+        """Return the keys of `plots` that the options give.
+
+        Raises:
+            InputError: one is given twice, or is no key and its value.
+        """
+        found: dict[str, object] = {"x": self.x, "y": list(self.y), "series": self.series, "title": self.title}
+        found["where"] = dict(_assigned("--where", text, "system=vllm", one=True) for text in self.where)
+        found = {key: value for key, value in found.items() if value}
+        for text in self.keys:
+            key, value = _assigned("--set", text, "value=attainment.both")
+            if key == "kind":
+                raise InputError("--set", "is an option of its own", value=text, hint="give it as --kind")
+            if key in found:
+                raise InputError("--set", "is given twice", value=text, hint="leave one of them out")
+            found[key] = value
+        return found
 
 
 def _forms(text: str) -> tuple[str, ...]:
@@ -130,19 +174,23 @@ def _figures(result: Path, asked: _Asked, window_s: tuple[float, float] | None) 
         kind = None if asked.kind is None else _kind(asked.kind, [each for each in Kind if each is not Kind.TIMELINE])
         _only_timeline(window_s, kind)
         return _of_sweep(result, asked, kind)
-    if asked.given:
-        name, value = asked.given
-        raise InputError(name, "belongs to sweeps", value=value, hint=f"leave it out; {result} is no sweep's directory")
+    for name, value in asked.columns.items():
+        if value:
+            hint = f"leave it out; {result} is no sweep's directory"
+            raise InputError(name, "belongs to sweeps", value=value, hint=hint)
+    asked.need_kind()
     if (result / RESULT).is_file():
         kind = None if asked.kind is None else _kind(asked.kind, SEARCH_KINDS)
         _only_timeline(window_s, kind)
-        return search_figures(result, kind=kind, title=asked.title)
+        with _named_by_option(kind):
+            return search_figures(result, kind=kind, keys=asked.section())
     if (result / SUMMARY).is_file():
         kind = None if asked.kind is None else _kind(asked.kind, RUN_KINDS)
         if window_s is not None and kind is None:
             kind = Kind.TIMELINE
         _only_timeline(window_s, kind)
-        return run_figures(result, kind=kind, window_s=window_s, title=asked.title)
+        with _named_by_option(kind):
+            return run_figures(result, kind=kind, window_s=window_s, keys=asked.section())
     hint = "give what dsim sweep, dsim search -o or dsim simulate -o wrote to"
     raise InputError("RESULT", f"has none of {SWEEP_FILE}, {RESULT}, {SUMMARY}", value=str(result), hint=hint)
 
@@ -171,9 +219,7 @@ def _of_sweep(folder: Path, asked: _Asked, kind: Kind | None) -> Figures:
 
     results = load_sweep(folder)
     results.check_complete(folder)
-    if kind is None and asked.given:
-        name, value = asked.given
-        raise InputError(name, "needs a kind of figure", value=value, hint="add --kind, such as --kind line")
+    asked.need_kind()
     specs: Sequence[PlotSpec] = results.plots if kind is None else (_spec(asked, kind, results),)
     if not specs:
         hint = "name one with --kind, -x and -y, or add plots to the sweep file"
@@ -184,48 +230,64 @@ def _of_sweep(folder: Path, asked: _Asked, kind: Kind | None) -> Figures:
 
 def _spec(asked: _Asked, kind: Kind, results: SweepResults) -> PlotSpec:
     """Return the figure that the options ask for, checked as an entry of a sweep file is."""
-    from dsim.yamlfile import parse_yaml
-    from experiments.plots import parse_plot
+    from experiments.plots import parse_plot, plot_section
 
-    section: dict[str, object] = {"kind": kind.value}
-    section |= {
-        key: value for key, value in (("x", asked.x), ("series", asked.series), ("title", asked.title)) if value
-    }
-    if asked.y:
-        section["y"] = list(asked.y)
-    if asked.where:
-        section["where"] = dict(_condition(text) for text in asked.where)
-    # JSON is YAML.
-    text = json.dumps(section).encode()
-    try:
-        return parse_plot(parse_yaml(text, file="options"), columns=list(results.summary.columns))
-    except InputError as error:
-        raise _by_option(error, kind) from None
+    varying = [factor.key for factor in results.outline.factors if len(factor.choices) > 1]
+    with _named_by_option(kind):
+        return parse_plot(plot_section(kind, asked.section()), columns=list(results.summary.columns), varying=varying)
 
 
-def _condition(text: str) -> tuple[str, object]:
+def _assigned(option: str, text: str, example: str, *, one: bool = False) -> tuple[str, object]:
+    """Return a name and its value, which is written as in YAML.
+
+    Args:
+        one: the value is no list and no mapping.
+    """
     from dsim.yamlfile import parse_yaml
 
+    what = "a column" if one else "a key"
     name, equals, value = text.partition("=")
     if not name.strip() or not equals or not value.strip():
-        raise InputError("--where", "must be a column and its value", value=text, hint="as in system=vllm")
-    plain = parse_yaml(f"value: {value.strip()}".encode(), file="--where").need("value").value
-    if isinstance(plain, tuple | dict):
-        raise InputError("--where", "must be one value", value=text, hint="as in system=vllm")
-    return name.strip(), plain
+        raise InputError(option, f"must be {what} and its value", value=text, hint=f"as in {example}")
+    field = parse_yaml(f"value: {value.strip()}".encode(), file=option).need("value")
+    if one and isinstance(field.value, tuple | dict):
+        raise InputError(option, "must be one value", value=text, hint=f"as in {example}")
+    return name.strip(), field.plain
+
+
+@contextlib.contextmanager
+def _named_by_option(kind: Kind | None) -> Iterator[None]:
+    """Let errors in the keys of a figure name the options that gave them."""
+    from experiments.plots import GIVEN
+
+    try:
+        yield
+    except InputError as error:
+        if kind is None or error.where.partition(":")[0] != GIVEN:
+            raise
+        raise _by_option(error, kind) from None
 
 
 def _by_option(error: InputError, kind: Kind) -> InputError:
     """Return the error with the option's name for that of the key."""
+    from experiments.plots import COMMON_KEYS, OWN_KEYS
+
     options = {"x": "-x", "y": "-y", "series": "--series", "where": "--where", "title": "--title"}
-    if error.rule.startswith("is not a known key") and error.value in options:
+    if error.rule.startswith("is not a known key"):
+        name = str(error.value)
+        if name not in {*COMMON_KEYS, *OWN_KEYS}:
+            return InputError("--set", "is not a known key", value=name, hint=error.hint)
         rule = f"has no use in a figure of kind {kind.value}"
-        return InputError(options[str(error.value)], rule, hint="leave it out")
+        if name in options:
+            return InputError(options[name], rule, hint="leave it out")
+        return InputError("--set", rule, value=name, hint="leave it out")
     key, _, rest = (error.name or "").partition(".")
-    option = options.get(key.partition("[")[0], "--kind")
-    return InputError(
-        option, error.rule, value=error.value if error.value is not None else rest or None, hint=error.hint
-    )
+    key = key.partition("[")[0]
+    if key in OWN_KEYS or (key in COMMON_KEYS and key not in options):
+        hint = f"add --set {key}=COLUMN" if error.rule == "is missing" else error.hint
+        return InputError("--set", error.rule, name=error.name, value=error.value, hint=hint)
+    value = error.value if error.value is not None else rest or None
+    return InputError(options.get(key, "--kind"), error.rule, value=value, hint=error.hint)
 
 
 def _rendered(figures: Figures, forms: Sequence[str]) -> dict[str, bytes]:

@@ -2,6 +2,7 @@
 
 from experiments.plots.attainment import attainment_figure, attainment_png, attainment_svg, plot_attainment
 from experiments.plots.draw import draw, render
+from experiments.plots.given import GIVEN, plot_section
 from experiments.plots.results import RUN_KINDS, SEARCH_KINDS, run_figures, search_figures
 from experiments.plots.spec import COMMON_KEYS, FORMS, OWN_KEYS, Form, Kind, Mark, PlotSpec, parse_plot
 from experiments.plots.style import STYLES, Figures, new_figure, rendered
@@ -9,6 +10,7 @@ from experiments.plots.style import STYLES, Figures, new_figure, rendered
 __all__ = [
     "COMMON_KEYS",
     "FORMS",
+    "GIVEN",
     "OWN_KEYS",
     "RUN_KINDS",
     "SEARCH_KINDS",
@@ -25,6 +27,7 @@ __all__ = [
     "new_figure",
     "parse_plot",
     "plot_attainment",
+    "plot_section",
     "render",
     "rendered",
     "run_figures",

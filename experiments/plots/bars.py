@@ -10,7 +10,6 @@ import numpy as np
 
 from experiments.plots.data import (
     Floats,
-    Values,
     different_texts,
     key_of,
     keys_of,
@@ -18,7 +17,6 @@ from experiments.plots.data import (
     problem,
     published_of,
     rows_of,
-    series_columns,
     series_of,
     texts_of,
     values_of,
@@ -28,16 +26,12 @@ from experiments.plots.spec import TTFT_PARTS, PlotSpec
 from experiments.plots.style import (
     NEUTRAL,
     Legended,
-    add_legend,
     colour_of,
-    digits,
+    finish,
     hatch_of,
+    hollow,
     interval_text,
-    marker_of,
     new_figure,
-    once,
-    published_handle,
-    set_title,
     tidy,
 )
 
@@ -49,7 +43,7 @@ if TYPE_CHECKING:
 #: Inches of one bar, and of everything above and below them.
 _BAR, _REST = 0.3, 0.75
 #: Share of the axis that bars take; the rest is for the numbers beside them.
-_BARS_SHARE = 0.7
+_BARS_SHARE, _ZOOMED_SHARE = 0.7, 0.58
 #: End-to-end latency less the other parts.
 _DECODE = "decode"
 _E2E = "e2e_s.mean"
@@ -60,7 +54,7 @@ _SMALL = 0.35
 def goodput_figure(spec: PlotSpec, summary: pd.DataFrame, published: pd.DataFrame | None) -> Figure:
     """Return a figure of the goodput of each placement (or other value of x) as bars with intervals and numbers."""
     frame = rows_of(spec, summary)
-    points = published_of(spec, published, frame, shown=(spec.x, *series_columns(spec)))
+    points = published_of(spec, published, frame, shown=(spec.x,))
     assert spec.x is not None
     names = dict(zip(keys_of(frame, spec.x, spec=spec), texts_of(frame, spec.x, spec=spec), strict=True))
     categories = list(names)
@@ -88,15 +82,16 @@ def goodput_figure(spec: PlotSpec, summary: pd.DataFrame, published: pd.DataFram
             label=series.label,
         )
         handles.append(bars)
-        _intervals(axes, rows[known], value.take(np.flatnonzero(known)))
+        _intervals(
+            axes, Part("", value.best[known], None if value.errors is None else value.errors[:, known]), rows[known]
+        )
         for row, best, low, high in zip(rows, value.best, value.low, value.high, strict=True):
             _write(axes, row, high, interval_text(best, low, high))
         handles += _published(
             axes, spec, of_series(spec, points, series), rows=categories, offset=offset, number=series.number
         )
     _finish(axes, spec, list(names.values()), label=spec.xlabel or shown.axis)
-    set_title(figure, spec.title)
-    add_legend(figure, once(handles))
+    finish(figure, spec.title, handles)
     return figure
 
 
@@ -111,21 +106,8 @@ def _published(
         for at, value in zip(own[spec.x], own[spec.y[0]].to_numpy(dtype=np.float64), strict=True)
         if key_of(at) in rows and value == value
     ]
-    if not found:
-        return []
-    axes.plot(
-        [value for _, value in found],
-        [row for row, _ in found],
-        linestyle="none",
-        marker=marker_of(number),
-        markersize=9,
-        markerfacecolor="none",
-        markeredgecolor="black",
-        markeredgewidth=1.6,
-        label="_published",
-        zorder=5,
-    )
-    return [published_handle(marker_of(number))]
+    # Of another colour than the bars, on which they may lie.
+    return hollow(axes, [value for _, value in found], [row for row, _ in found], number=number, colour="black")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -135,10 +117,12 @@ class Part:
     Args:
         label: in the legend.
         size: of each bar, in the unit of the axis; 0 where it does not have the part.
+        errors: from the size to its limits, below and above, shape (2, n); None where no interval is known.
     """
 
     label: str
     size: Floats
+    errors: Floats | None = None
 
 
 def parts_of(spec: PlotSpec, frame: pd.DataFrame) -> list[Part]:
@@ -153,64 +137,90 @@ def parts_of(spec: PlotSpec, frame: pd.DataFrame) -> list[Part]:
     units = {quantity(column).unit for column in spec.y}
     if len(units) > 1:
         raise problem(spec, f"stacks different units: {', '.join(sorted(units))}", hint="name columns of one unit")
-    parts = [
-        Part(short(column), np.nan_to_num(values_of(frame, column, spec=spec).best) * quantity(column).factor)
-        for column in spec.y
-    ]
+    parts = []
+    for column in spec.y:
+        values = values_of(frame, column, spec=spec) * quantity(column).factor
+        nothing = np.zeros((2, len(frame))) if np.isnan(values.best).all() else None
+        parts.append(Part(short(column), np.nan_to_num(values.best), values.errors if nothing is None else nothing))
     if _E2E in frame.columns and _before_decoding(spec):
-        rest = values_of(frame, _E2E, spec=spec).best - _total(parts)
-        parts.append(Part(_DECODE, np.clip(np.nan_to_num(rest), 0, None)))
+        before, latency = joined(parts), values_of(frame, _E2E, spec=spec)
+        rest = np.clip(np.nan_to_num(latency.best - before.size), 0, None)
+        known = None if latency.errors is None or before.errors is None else latency.errors + before.errors[::-1]
+        parts.append(Part(_DECODE, rest, known))
     return parts
+
+
+def joined(parts: Sequence[Part]) -> Part:
+    """Return parts as one. Its interval is theirs together, which that of a sum never exceeds."""
+    known = [part.errors for part in parts if part.errors is not None]
+    errors = np.sum(known, axis=0) if known and len(known) == len(parts) else None
+    return Part("", np.sum([part.size for part in parts], axis=0), errors)
+
+
+def share_of(first: Part, rest: Part) -> Part:
+    """Return the first of two parts as a share of both, per cent.
+
+    Its interval is that of both together, to the first order: too much of the first and too little of the rest both
+    add to the share.
+    """
+    whole = np.where(first.size + rest.size > 0, first.size + rest.size, np.nan)
+    size = np.nan_to_num(100 * first.size / whole)
+    if first.errors is None or rest.errors is None:
+        return Part(first.label, size)
+    errors = 100 * (rest.size * first.errors + first.size * rest.errors[::-1]) / whole**2
+    return Part(first.label, size, np.nan_to_num(errors))
+
+
+def whole_of(spec: PlotSpec, frame: pd.DataFrame, parts: Sequence[Part]) -> Part:
+    """Return all parts as one, with the interval of the mean end-to-end latency where they add up to it."""
+    whole = joined(parts)
+    if quantity(spec.y[0]).unit == "s" and _E2E in frame.columns:
+        latency = values_of(frame, _E2E, spec=spec)
+        if latency.errors is not None and np.allclose(whole.size, latency.best, rtol=1e-6):
+            return Part("", whole.size, latency.errors)
+    return whole
 
 
 def breakdown_figure(spec: PlotSpec, summary: pd.DataFrame) -> Figure:
     """Return a figure of stacked parts, one bar for each row, in seconds or as shares of the whole.
 
-    Where decoding dwarfs the other parts, a panel of its own shows these. The interval of the whole is that of the
-    mean end-to-end latency, where the parts add up to it.
+    Where decoding dwarfs the other parts, a panel of its own shows these. The end of a bar has its interval; among
+    shares, which always end at 100 %, the end of what comes before decoding.
     """
     frame = rows_of(spec, summary)
     names = _row_names(spec, frame)
     _once_each(spec, names)
-    parts = parts_of(spec, frame)
-    latency = values_of(frame, _E2E, spec=spec) if _E2E in frame.columns else None
-    seconds = _total(parts)
+    parts, unit = parts_of(spec, frame), quantity(spec.y[0]).unit
+    whole, decodes = whole_of(spec, frame, parts), parts[-1].label == _DECODE
+    before = joined(parts[:-1]) if decodes else whole
+    amounts = _amounts(whole, unit)
     if spec.share:
-        scale = 100 / np.where(seconds > 0, seconds, np.nan)
-        parts = [Part(part.label, np.nan_to_num(part.size * scale)) for part in parts]
-    total, unit = _total(parts), "%" if spec.share else quantity(spec.y[0]).unit
-    whole = parts[-1].label == _DECODE
-    before = total - parts[-1].size if whole else total
-    zoomed = whole and before.max() < _SMALL * total.max()
-    figure = new_figure(width=9.6 if zoomed else 7.0, height=_REST + _BAR * len(names) * 1.3)
-    grid = figure.subplots(1, 2 if zoomed else 1, sharey=True, squeeze=False)[0]
-    handles = _stack(grid[-1], parts)
-    ends = total
-    if latency is not None and unit == "s" and np.allclose(total, latency.best, rtol=1e-6):
-        _intervals(grid[-1], np.arange(len(names), dtype=np.float64), latency)
-        ends = np.fmax(total, latency.high)
-    for row, end in enumerate(ends):
-        _write(grid[-1], row, end, _amount(seconds[row], quantity(spec.y[0]).unit))
-    what = "mean latency" if whole else "mean time before decoding" if _before_decoding(spec) else "mean time"
-    label = f"share of the {what} (%)" if unit == "%" else f"{what} ({unit})"
-    _finish(grid[-1], spec, names, label=label if zoomed else spec.xlabel or label)
+        before = share_of(before, parts[-1]) if decodes else before
+        parts = [Part(part.label, 100 * part.size / np.where(whole.size > 0, whole.size, np.inf)) for part in parts]
+        unit = "%"
     if unit == "%":
-        grid[-1].set_xlim(0, 125)
-        grid[-1].set_xticks(range(0, 101, 20))
+        whole = Part("", joined(parts).size)
+    zoomed = decodes and before.size.max() < _SMALL * whole.size.max()
+    figure = new_figure(width=10.4 if zoomed else 7.0, height=_REST + _BAR * len(names) * 1.3)
+    grid = figure.subplots(1, 2 if zoomed else 1, sharey=True, squeeze=False)[0]
+    what = "mean latency" if decodes else "mean time before decoding" if _before_decoding(spec) else "mean time"
+    label = f"share of the {what} (%)" if unit == "%" else f"{what} ({unit})"
+    handles = _stack(grid[-1], parts)
+    _ends(grid[-1], whole, amounts)
+    if unit == "%" and decodes and not zoomed:
+        _intervals(grid[-1], before)
+    _finish(grid[-1], spec, names, label=label if zoomed else spec.xlabel or label)
     if zoomed:
         _stack(grid[0], parts[:-1])
-        for row, end in enumerate(before):
-            _write(grid[0], row, end, _amount(end, unit))
+        _ends(grid[0], before, _amounts(before, unit))
         _finish(grid[0], spec, names, label=f"of it before decoding ({unit})")
         grid[1].tick_params(labelleft=False)
-    set_title(figure, spec.title)
-    add_legend(figure, handles)
+        for axes in grid:
+            axes.set_xlim(right=axes.get_xlim()[1] * _BARS_SHARE / _ZOOMED_SHARE)
+    if unit == "%":
+        grid[-1].set_xticks(range(0, 101, 20))
+    finish(figure, spec.title, handles)
     return figure
-
-
-def _total(parts: Sequence[Part]) -> Floats:
-    total: Floats = np.sum([part.size for part in parts], axis=0)
-    return total
 
 
 def _before_decoding(spec: PlotSpec) -> bool:
@@ -222,6 +232,8 @@ def _stack(axes: Axes, parts: Sequence[Part]) -> list[Legended]:
     left = np.zeros(len(parts[0].size))
     handles: list[Legended] = []
     for number, part in enumerate(parts):
+        if not part.size.any():
+            continue
         bars = axes.barh(
             np.arange(len(left)),
             part.size,
@@ -258,24 +270,35 @@ def _once_each(spec: PlotSpec, names: Sequence[str]) -> None:
             raise problem(spec, "has several rows for one bar", value=name, hint=hint)
 
 
-def _intervals(axes: Axes, rows: Floats, value: Values) -> None:
-    if value.errors is not None:
+def _intervals(axes: Axes, part: Part, rows: Floats | None = None) -> None:
+    if part.errors is not None:
+        rows = np.arange(len(part.size), dtype=np.float64) if rows is None else rows
         axes.errorbar(
-            value.best, rows, xerr=value.errors, linestyle="none", color="black", linewidth=1.2, capsize=3, zorder=4
+            part.size, rows, xerr=part.errors, linestyle="none", color="black", linewidth=1.2, capsize=3, zorder=4
         )
 
 
+def _ends(axes: Axes, part: Part, amounts: Sequence[str]) -> None:
+    """Draw the interval at the end of each bar and write beside it what it is."""
+    _intervals(axes, part)
+    ends = part.size if part.errors is None else part.size + part.errors[1]
+    for row, (end, amount) in enumerate(zip(ends, amounts, strict=True)):
+        _write(axes, row, end, amount)
+
+
 def _write(axes: Axes, row: float, end: float, text: str) -> None:
-    if end == end:
-        axes.annotate(text, (end, row), xytext=(5, 0), textcoords="offset points", va="center", fontsize="small")
-    else:
-        axes.annotate("none", (0, row), xytext=(5, 0), textcoords="offset points", va="center", fontsize="small")
+    place, shown = (end, text) if end == end else (0.0, "none")
+    axes.annotate(shown, (place, row), xytext=(5, 0), textcoords="offset points", va="center", fontsize="small")
 
 
-def _amount(size: float, unit: str) -> str:
-    if unit != "s":
-        return f"{digits(size)} {unit}"
-    return f"{digits(size * 1e3)} ms" if size < 1 else f"{digits(size)} s"
+def _amounts(part: Part, unit: str) -> list[str]:
+    """Return sizes with their intervals, seconds below one in milliseconds."""
+    errors = np.zeros((2, len(part.size))) if part.errors is None else part.errors
+    texts = []
+    for size, below, above in zip(part.size, *errors, strict=True):
+        factor, name = (1e3, "ms") if unit == "s" and size < 1 else (1.0, unit)
+        texts.append(f"{interval_text(*(factor * value for value in (size, size - below, size + above)))} {name}")
+    return texts
 
 
 def _finish(axes: Axes, spec: PlotSpec, names: Sequence[str], *, label: str) -> None:

@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from experiments.plots.data import Floats, Series, of_series, problem, published_of, rows_of, series_columns, series_of
+from experiments.plots.data import Floats, Series, Values, of_series, problem, published_of, rows_of, series_of
 from experiments.plots.labels import quantity
 from experiments.plots.spec import PlotSpec
 from experiments.plots.style import (
     LINES,
+    NEUTRAL,
     Legended,
-    add_legend,
     colour_of,
+    finish,
+    hollow,
     marker_of,
     new_figure,
-    once,
     plain_ticks,
-    published_handle,
-    set_title,
     tidy,
 )
 
@@ -32,15 +30,27 @@ if TYPE_CHECKING:
 
 #: 0, 1, ... 100 %.
 _QUANTILES = 101
+#: The axis ends at so many times the value at 99 % at most, and so far beside the data.
+_TAIL, _BESIDE = 2.0, 1.04
 
 
-def cdf_figure(spec: PlotSpec, summary: pd.DataFrame, published: pd.DataFrame | None) -> Figure:
+#: Where a band comes from unless something else is said.
+_OVER_REPLICATIONS = "95 % interval over replications"
+
+
+def cdf_figure(
+    spec: PlotSpec, summary: pd.DataFrame, published: pd.DataFrame | None, *, band: str = _OVER_REPLICATIONS
+) -> Figure:
     """Return a figure of shares of requests against latency, a panel for each column of 101 quantiles.
 
-    Published percentiles (`ttft_s.p90`) are points of `quantiles.ttft_s`.
+    A band is the interval of each quantile, from the lists in `<column>.low` and `<column>.high`; there is none without
+    them. Published percentiles (`ttft_s.p90`) are points of `quantiles.ttft_s`.
+
+    Args:
+        band: what the legend says of it.
     """
     frame = rows_of(spec, summary)
-    points = published_of(spec, published, frame, shown=series_columns(spec))
+    points = published_of(spec, published, frame, shown=())
     several = len(spec.y)
     figure = new_figure(width=7.0 if several < 3 else 9.6, height=3.4)
     grid = figure.subplots(1, several, sharey=True, squeeze=False)[0]
@@ -53,57 +63,76 @@ def cdf_figure(spec: PlotSpec, summary: pd.DataFrame, published: pd.DataFrame | 
         for series in every:
             handles += _published(axes, series, column, of_series(spec, points, series))
         axes.set_xlabel(quantity(column).axis if several > 1 else spec.xlabel or quantity(column).axis)
-        if spec.log_x:
-            axes.set_xscale("log")
-        else:
-            axes.set_xlim(left=0)
+        axes.set_xlim(0, _end(axes))
         plain_ticks(axes, y=False)
         axes.set_ylim(-2, 102)
+    if not handles:
+        raise problem(spec, "has no quantiles to show", hint="none of the rows has a request with that time")
+    if any(axes.collections for axes in grid):
+        handles.append(_band_handle(band))
     grid[0].set_ylabel(spec.ylabel or "requests (%)")
-    set_title(figure, spec.title)
-    add_legend(figure, once(handles))
+    finish(figure, spec.title, handles)
     return figure
 
 
-def quantiles(spec: PlotSpec, series: Series, column: str) -> Floats:
-    """Return the quantiles of a series at 0, 1, ... 100 %, in the unit of the axis.
+def _end(axes: Axes) -> float | None:
+    """Return where the axis ends: of a long tail, and of its band, the last hundredth does not stretch it."""
+    lines = [np.asarray(line.get_xdata(), dtype=np.float64) for line in axes.get_lines()]
+    last = [(x.max(), x[-2] if len(x) == _QUANTILES else x.max()) for x in lines if len(x)]
+    if not last:
+        return None
+    end = min(max(x for x, _ in last), _TAIL * max(x for _, x in last))
+    return float(_BESIDE * end) if end > 0 else None
+
+
+def quantiles(spec: PlotSpec, series: Series, column: str) -> Values | None:
+    """Return the quantiles of a series at 0, 1, ... 100 %, in the unit of the axis; None where no request has any.
 
     Raises:
-        InputError: the series has several rows, or no quantiles.
+        InputError: the series has several rows, or something else than quantiles.
     """
     if column not in series.frame.columns:
         raise problem(spec, "is no column of the rows", value=column, hint="add it to base.quantiles of the sweep")
     if len(series.frame) > 1:
         hint = "tell them apart with `series`, or choose one with `where`"
         raise problem(spec, "has several rows for one line", value=series.label or None, hint=hint)
-    values = _listed(series.frame[column].iloc[0])
-    if values is None or len(values) != _QUANTILES:
+    row = series.frame.iloc[0]
+    best = _listed(row[column])
+    if best is None:
+        return None
+    limits = [_listed(row[f"{column}.{end}"]) if f"{column}.{end}" in row.index else None for end in ("low", "high")]
+    low, high = (best if limit is None else limit for limit in limits)
+    if {len(best), len(low), len(high)} != {_QUANTILES}:
         raise problem(spec, f"must hold {_QUANTILES} quantiles", value=column, hint="name a column quantiles.<name>")
-    return (
-        np.array([np.nan if value is None else value for value in values], dtype=np.float64) * quantity(column).factor
-    )
+    return Values(best, low, high, has_interval=all(limit is not None for limit in limits)) * quantity(column).factor
 
 
-def _listed(value: object) -> Sequence[float | None] | None:
-    """Return a list, also from JSON."""
+def _listed(value: object) -> Floats | None:
+    """Return a list, also from JSON, as an array; an empty one for anything else, None where there is nothing."""
     if isinstance(value, str):
         try:
             value = json.loads(value)
         except ValueError:
-            return None
-    if isinstance(value, np.ndarray):
-        value = value.tolist()
-    return list(value) if isinstance(value, list | tuple) else None
+            return np.empty(0)
+    if value is None or (isinstance(value, float) and value != value):
+        return None
+    if not isinstance(value, list | tuple | np.ndarray):
+        return np.empty(0)
+    return np.array([np.nan if item is None else item for item in value], dtype=np.float64)
 
 
 def _curve(axes: Axes, spec: PlotSpec, series: Series, column: str) -> list[Legended]:
     values = quantiles(spec, series, column)
-    shares = np.arange(_QUANTILES)
+    if values is None:
+        return []
+    shares, colour = np.arange(_QUANTILES), colour_of(series.number)
+    if values.has_interval:
+        axes.fill_betweenx(shares, values.low, values.high, color=colour, alpha=0.2, linewidth=0)
     return list(
         axes.plot(
-            values,
+            values.best,
             shares,
-            color=colour_of(series.number),
+            color=colour,
             linestyle=LINES[series.number % len(LINES)],
             linewidth=1.6,
             marker=marker_of(series.number),
@@ -112,6 +141,12 @@ def _curve(axes: Axes, spec: PlotSpec, series: Series, column: str) -> list[Lege
             label=series.label or "_all",
         )
     )
+
+
+def _band_handle(label: str) -> Legended:
+    from matplotlib.patches import Patch
+
+    return Patch(facecolor=NEUTRAL, alpha=0.2, linewidth=0, label=label)
 
 
 def _published(axes: Axes, series: Series, column: str, own: pd.DataFrame | None) -> list[Legended]:
@@ -126,11 +161,4 @@ def _published(axes: Axes, series: Series, column: str, own: pd.DataFrame | None
         for value in own[label]
         if value == value
     ]
-    if not found:
-        return []
-    axes.plot(
-        [value for value, _ in found], [share for _, share in found], linestyle="none",
-        marker=marker_of(series.number), markersize=9, markerfacecolor="none",
-        markeredgecolor=colour_of(series.number), markeredgewidth=1.4, label="_published", zorder=4,
-    )  # fmt: skip
-    return [published_handle(marker_of(series.number))]
+    return hollow(axes, [value for value, _ in found], [share for _, share in found], number=series.number)

@@ -90,6 +90,7 @@ def values_of(frame: pd.DataFrame, column: str, *, spec: PlotSpec) -> Values:
     """
     import pandas as pd
 
+    column = column if column in frame.columns else column.removesuffix(".best")
     name = column if column in frame.columns else f"{column}.best"
     if name not in frame.columns:
         raise problem(spec, "is no column of the rows", value=column, hint="name one that the rows have")
@@ -101,7 +102,7 @@ def values_of(frame: pd.DataFrame, column: str, *, spec: PlotSpec) -> Values:
         ) from None
     limits = []
     for end in ("low", "high"):
-        name = f"{column}.{end}"
+        name = f"{column.removesuffix('.best')}.{end}"
         limit = (
             pd.to_numeric(frame[name]).to_numpy(dtype=np.float64)
             if name in frame.columns
@@ -189,11 +190,12 @@ def published_of(
     Args:
         frame: the rows beside which they are shown: what a point lacks of `shown` comes from the row that agrees with
             all the point has but `y`.
-        shown: columns that say where a point stands.
+        shown: columns that say where a point stands, beside those of its series.
     """
     if published is None or not len(published):
         return None
-    published = _located(spec, published, frame, [name for name in shown if name is not None])
+    places = [name for name in (*shown, *series_columns(spec)) if name is not None]
+    published = _located(spec, published, frame, places)
     where = {name: value for name, value in spec.where.items() if name in published.columns}
     kept = published[matches(published, where, lenient=True)]
     return kept if len(kept) else None

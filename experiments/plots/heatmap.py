@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import string
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -11,17 +12,22 @@ import numpy as np
 from experiments.plots.data import Floats, different_texts, problem, published_of, rows_of, text_of, texts_of, values_of
 from experiments.plots.labels import quantity
 from experiments.plots.spec import PlotSpec
-from experiments.plots.style import Legended, add_legend, digits, new_figure, set_title
+from experiments.plots.style import Legended, digits, finish, new_figure
 
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
 
+#: Inches of a letter in a cell, roughly.
+_LETTER = 0.075
+
+
 def heatmap_figure(spec: PlotSpec, summary: pd.DataFrame, published: pd.DataFrame | None) -> Figure:
     """Return a figure of `value` over `x` and `y`; a letter says what is `best` in a cell, the legend what it means.
 
-    Published values stand below in brackets. A cell without a number is empty.
+    Below a value stands its interval, where it has one, and then the published value in brackets. A cell without a
+    number is empty.
     """
     from matplotlib import colormaps
 
@@ -31,36 +37,63 @@ def heatmap_figure(spec: PlotSpec, summary: pd.DataFrame, published: pd.DataFram
     assert spec.value is not None
     columns, rows = _order(frame, spec.x), _order(frame, spec.y[0])
     cells = _cells(spec, frame, spec.value, columns, rows)
-    shown = quantity(spec.value)
-    figure = new_figure(width=max(5.0, 1.6 + 0.85 * len(columns)), height=1.2 + 0.55 * len(rows))
-    axes = figure.subplots()
-    map_of = colormaps["cividis"]
-    mesh = axes.pcolormesh(np.ma.masked_invalid(cells), cmap=map_of, edgecolors="white", linewidth=1.5)
-    figure.colorbar(mesh, ax=axes, label=shown.axis, pad=0.02)
     letters = _letters(spec, frame)
     names = {} if spec.best is None else _named(spec, frame, columns, rows)
     outside = None if points is None or not {spec.x, spec.y[0], spec.value} <= set(points.columns) else points
     theirs = None if outside is None else _cells(spec, outside, spec.value, columns, rows)
-    for i in range(len(rows)):
-        for j in range(len(columns)):
-            if cells[i, j] == cells[i, j]:
-                text = f"{digits(cells[i, j])}"
-                text += f" {letters[names[i, j]]}" if (i, j) in names else ""
-                text += f"\n({digits(theirs[i, j])})" if theirs is not None and theirs[i, j] == theirs[i, j] else ""
-                bright = sum(map_of(mesh.norm(cells[i, j]))[:3]) > 1.5
-                axes.text(
-                    j + 0.5, i + 0.5, text, ha="center", va="center", fontsize="small",
-                    color="black" if bright else "white",
-                )  # fmt: skip
+    texts = {
+        place: _text(cells, theirs, place, letters.get(names.get(place, ""), "")) for place in np.ndindex(cells.shape)
+    }
+    lines = [line for text in texts.values() for line in text.splitlines()]
+    width = max(0.85, _LETTER * max(map(len, lines), default=0) + 0.2)
+    height = 0.35 + 0.2 * max(text.count("\n") + 1 for text in texts.values())
+    figure = new_figure(width=max(5.0, 1.6 + width * len(columns)), height=1.2 + height * len(rows))
+    axes = figure.subplots()
+    map_of = colormaps["cividis"]
+    mesh = axes.pcolormesh(np.ma.masked_invalid(cells.best), cmap=map_of, edgecolors="white", linewidth=1.5)
+    figure.colorbar(mesh, ax=axes, label=quantity(spec.value).axis, pad=0.02)
+    for (i, j), text in texts.items():
+        if not text:
+            continue
+        bright = sum(map_of(mesh.norm(cells.best[i, j]))[:3]) > 1.5
+        colour = "black" if bright else "white"
+        axes.text(j + 0.5, i + 0.5, text, ha="center", va="center", fontsize="small", color=colour)
     axes.set_xticks(np.arange(len(columns)) + 0.5, _shown(spec.x, columns))
     axes.set_yticks(np.arange(len(rows)) + 0.5, _shown(spec.y[0], rows))
     axes.tick_params(length=0)
     axes.spines[:].set_visible(False)
     axes.set_xlabel(spec.xlabel or quantity(spec.x).axis)
     axes.set_ylabel(spec.ylabel or quantity(spec.y[0]).axis)
-    set_title(figure, spec.title)
-    add_legend(figure, [*_legend(letters), *_brackets(theirs)])
+    finish(figure, spec.title, [*_legend(letters), *_meaning(cells, theirs)])
     return figure
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Cells:
+    """Values of the cells in the unit of the axis with their limits, shape (rows, columns); NaN where there is none."""
+
+    best: Floats
+    low: Floats
+    high: Floats
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.best.shape
+
+    def interval(self, place: tuple[int, ...]) -> str:
+        """Return the limits of a cell; empty where there are none."""
+        low, high = self.low[place], self.high[place]
+        return f"{digits(low)} – {digits(high)}" if low < high else ""
+
+
+def _text(cells: _Cells, theirs: _Cells | None, place: tuple[int, ...], letter: str) -> str:
+    """Return what stands in a cell."""
+    if np.isnan(cells.best[place]):
+        return ""
+    lines = [f"{digits(cells.best[place])} {letter}".rstrip(), cells.interval(place)]
+    if theirs is not None and not np.isnan(theirs.best[place]):
+        lines.append(f"({digits(theirs.best[place])})")
+    return "\n".join(filter(None, lines))
 
 
 def _order(frame: pd.DataFrame, column: str) -> list[object]:
@@ -70,17 +103,17 @@ def _order(frame: pd.DataFrame, column: str) -> list[object]:
     return sorted(values) if numbers else values
 
 
-def _cells(spec: PlotSpec, frame: pd.DataFrame, value: str, columns: list[object], rows: list[object]) -> Floats:
-    """Return the value of each cell in the unit of the axis, shape (rows, columns); NaN where there is none.
+def _cells(spec: PlotSpec, frame: pd.DataFrame, value: str, columns: list[object], rows: list[object]) -> _Cells:
+    """Return the values of the cells.
 
     Raises:
         InputError: two rows belong to one cell.
     """
     assert spec.x is not None
-    cells = np.full((len(rows), len(columns)), np.nan)
+    best, low, high = (np.full((len(rows), len(columns)), np.nan) for _ in range(3))
     filled = set()
-    numbers = values_of(frame, value, spec=spec).best * quantity(value).factor
-    for x, y, number in zip(frame[spec.x], frame[spec.y[0]], numbers, strict=True):
+    numbers = values_of(frame, value, spec=spec) * quantity(value).factor
+    for row, (x, y) in enumerate(zip(frame[spec.x], frame[spec.y[0]], strict=True)):
         if x not in columns or y not in rows:
             continue
         place = (rows.index(y), columns.index(x))
@@ -88,8 +121,8 @@ def _cells(spec: PlotSpec, frame: pd.DataFrame, value: str, columns: list[object
             where = f"{spec.x}={text_of(x)}, {spec.y[0]}={text_of(y)}"
             raise problem(spec, "has several rows for one cell", value=where, hint="choose one with `where`")
         filled.add(place)
-        cells[place] = number
-    return cells
+        best[place], low[place], high[place] = numbers.best[row], numbers.low[row], numbers.high[row]
+    return _Cells(best, low, high)
 
 
 def _letters(spec: PlotSpec, frame: pd.DataFrame) -> dict[str, str]:
@@ -119,12 +152,13 @@ def _legend(letters: dict[str, str]) -> list[Legended]:
     return [Line2D([], [], linestyle="none", label=f"{letter}  {name}") for name, letter in letters.items()]
 
 
-def _brackets(theirs: Floats | None) -> list[Legended]:
+def _meaning(cells: _Cells, theirs: _Cells | None) -> list[Legended]:
+    """Return what the legend says of the lines in the cells."""
     from matplotlib.lines import Line2D
 
-    if theirs is None or np.isnan(theirs).all():
-        return []
-    return [Line2D([], [], linestyle="none", label="(in brackets)  published")]
+    texts = ["below a value  95 % interval"] if (cells.low < cells.high).any() else []
+    texts += ["(in brackets)  published"] if theirs is not None and not np.isnan(theirs.best).all() else []
+    return [Line2D([], [], linestyle="none", label=text) for text in texts]
 
 
 def _shown(column: str, values: Sequence[object]) -> list[str]:

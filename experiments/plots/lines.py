@@ -17,7 +17,6 @@ from experiments.plots.data import (
     problem,
     published_of,
     rows_of,
-    series_columns,
     series_of,
     texts_of,
     values_of,
@@ -25,28 +24,32 @@ from experiments.plots.data import (
 from experiments.plots.labels import Quantity, quantity, short
 from experiments.plots.spec import Kind, PlotSpec
 from experiments.plots.style import (
+    HOLLOW,
     LINES,
     NEUTRAL,
     STYLES,
     Legended,
-    add_legend,
     colour_of,
     digits,
+    finish,
+    hollow,
     interval_text,
     marker_of,
     new_figure,
-    once,
     plain_ticks,
-    published_handle,
-    set_title,
     tidy,
 )
 
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.axes import Axes
+    from matplotlib.container import ErrorbarContainer
     from matplotlib.figure import Figure
 
+#: Points between lines that are moved aside: of two, and of all together at most.
+_ASIDE, _ASIDE_IN_ALL = 3.0, 9.0
+#: Factor that intervals go beyond the values on a logarithmic axis at most; share of the axis beside them.
+_BEYOND, _MARGIN = 3.0, 0.05
 _ATTAINMENT = (Kind.ATTAINMENT_RATE, Kind.ATTAINMENT_SCALE)
 
 
@@ -61,7 +64,7 @@ class _Panel:
 def lines_figure(spec: PlotSpec, summary: pd.DataFrame, published: pd.DataFrame | None) -> Figure:
     """Return a figure of each column of `y` against `x`, a line for each series, with interval bars."""
     frame = rows_of(spec, summary)
-    points = published_of(spec, published, frame, shown=(spec.x, *series_columns(spec)))
+    points = published_of(spec, published, frame, shown=(spec.x,))
     axis = _ratio_axis(spec, frame) if spec.kind is Kind.RATIO else _number_axis(spec)
     panels = _panels(spec)
     figure = new_figure(height=3.6 if len(panels) == 1 else 1.0 + 2.3 * len(panels))
@@ -71,8 +74,7 @@ def lines_figure(spec: PlotSpec, summary: pd.DataFrame, published: pd.DataFrame 
         handles += _draw_panel(axes, spec, panel, frame=frame, published=points, axis=axis)
     grid[-1].set_xlabel(spec.xlabel or axis.quantity.axis)
     axis.finish(grid[-1])
-    set_title(figure, spec.title)
-    add_legend(figure, once(handles))
+    finish(figure, spec.title, handles)
     return figure
 
 
@@ -164,12 +166,14 @@ def _draw_panel(
         axes.set_yscale("log")
     handles: list[Legended] = []
     every = series_of(spec, frame)
-    for series in every:
-        handles += _lines(axes, spec, panel, series, axis=axis)
+    drawn = [line for series in every for line in _lines(axes, spec, panel, series, axis=axis, of=len(every))]
+    handles += [line.handle for line in drawn]
     handles += _styles(panel) if every[0].label else []
     handles += _lm(axes, spec, every)
+    with_line = {line.series.number for line in drawn}
     for series in every:
-        handles += _published(axes, spec, series, panel.columns[0], published=published, axis=axis)
+        alone = None if series.number in with_line or not series.label else f"{series.label}, published alone"
+        handles += _published(axes, spec, series, panel.columns[0], published=published, axis=axis, alone=alone)
     handles += _targets(axes, spec, panel)
     for mark in spec.marks:
         at = mark.x * axis.quantity.factor
@@ -181,22 +185,32 @@ def _draw_panel(
         axes.set_ylim(-2, 104)
     elif not spec.log_y:
         axes.set_ylim(bottom=0)
+    elif ends := log_ends([*(line.values for line in drawn), *_hollow_values(axes)]):
+        axes.set_ylim(ends)
     plain_ticks(axes, x=axis.places is None)
     if axis.places is None and not spec.log_x and _is_whole(axis.of(frame, spec)):
         axes.locator_params(axis="x", integer=True)
     return handles
 
 
-def _lines(axes: Axes, spec: PlotSpec, panel: _Panel, series: Series, *, axis: _Axis) -> list[Legended]:
-    """Draw the columns of one series: a line style for each, or a colour where nothing else is told apart."""
-    handles: list[Legended] = []
+def _lines(axes: Axes, spec: PlotSpec, panel: _Panel, series: Series, *, axis: _Axis, of: int) -> list[_Drawn]:
+    """Draw the columns of one series: a line style for each, or a colour where nothing else is told apart.
+
+    What has no point is not drawn.
+
+    Args:
+        of: how many series there are.
+    """
+    drawn: list[_Drawn] = []
     for style, column in enumerate(panel.columns):
         x, y = curve(spec, series.frame, column, axis_values=axis.of(series.frame, spec))
+        if not len(x):
+            continue
         number = series.number if series.label else style
         colour = colour_of(number)
         # The axis says what a single line is.
         alone = not series.label and len(panel.columns) == 1
-        label = (series.label if style == 0 else "") if series.label or alone else short(column)
+        label = ("" if drawn else series.label) if series.label or alone else short(column)
         meets = style == 0 and spec.kind in _ATTAINMENT
         if meets:
             label = f"{label or short(column)}{_meeting_text(spec, series, x, y)}"
@@ -214,10 +228,57 @@ def _lines(axes: Axes, spec: PlotSpec, panel: _Panel, series: Series, *, axis: _
             label=label,
             zorder=3,
         )
-        handles.append(bars)
+        if y.has_interval:
+            _move_aside(axes, bars, series.number * len(panel.columns) + style, of=of * len(panel.columns))
+        drawn.append(_Drawn(series, bars, y))
         if meets:
             _draw_meeting(axes, spec, series, x, y, colour)
-    return handles
+    return drawn
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Drawn:
+    """A line with its values."""
+
+    series: Series
+    handle: ErrorbarContainer
+    values: Values
+
+
+def _move_aside(axes: Axes, bars: ErrorbarContainer, number: int, *, of: int) -> None:
+    """Move a line by a point or two, so that its intervals do not lie on those of the other lines."""
+    from matplotlib.transforms import ScaledTranslation
+
+    step = min(_ASIDE, _ASIDE_IN_ALL / of)
+    figure = axes.figure
+    moved = axes.transData + ScaledTranslation((number - (of - 1) / 2) * step / 72, 0, figure.dpi_scale_trans)
+    line, caps, intervals = bars.lines
+    for artist in (line, *caps, *intervals):
+        artist.set_transform(moved)
+
+
+def _hollow_values(axes: Axes) -> list[Values]:
+    """Return the published values of a panel."""
+    shown = [np.asarray(line.get_ydata(), dtype=np.float64) for line in axes.get_lines() if line.get_label() == HOLLOW]
+    return [Values(y, y, y, has_interval=False) for y in shown]
+
+
+def log_ends(values: Sequence[Values]) -> tuple[float, float] | None:
+    """Return the ends of a logarithmic axis: intervals that go (next) to nothing leave it and do not stretch it.
+
+    None where no value is positive.
+    """
+    if not values:
+        return None
+    best, low, high = (np.concatenate([getattr(v, name) for v in values]) for name in ("best", "low", "high"))
+    positive = best > 0
+    if not positive.any():
+        return None
+    start, end = best[positive].min(), best[positive].max()
+    start = max(start / _BEYOND, min(start, low[positive].min()))
+    end = min(end * _BEYOND, max(end, high[positive].max()))
+    margin = (end / start) ** _MARGIN if end > start else _BEYOND
+    return float(start / margin), float(end * margin)
 
 
 def _is_whole(values: Floats) -> bool:
@@ -305,28 +366,20 @@ def _draw_meeting(axes: Axes, spec: PlotSpec, series: Series, x: Floats, y: Valu
 
 
 def _published(
-    axes: Axes, spec: PlotSpec, series: Series, column: str, *, published: pd.DataFrame | None, axis: _Axis
+    axes: Axes,
+    spec: PlotSpec,
+    series: Series,
+    column: str,
+    *,
+    published: pd.DataFrame | None,
+    axis: _Axis,
+    alone: str | None,
 ) -> list[Legended]:
     own = of_series(spec, published, series)
     if own is None or axis.column not in own.columns or column not in own.columns:
         return []
-    x, y = axis.of(own, spec), own[column].to_numpy(dtype=np.float64) * quantity(column).factor
-    known = ~np.isnan(x) & ~np.isnan(y)
-    if not known.any():
-        return []
-    axes.plot(
-        x[known],
-        y[known],
-        linestyle="none",
-        marker=marker_of(series.number),
-        markersize=8,
-        markerfacecolor="none",
-        markeredgecolor=colour_of(series.number),
-        markeredgewidth=1.4,
-        label="_published",
-        zorder=4,
-    )
-    return [published_handle(marker_of(series.number))]
+    y = own[column].to_numpy(dtype=np.float64) * quantity(column).factor
+    return hollow(axes, axis.of(own, spec), y, number=series.number, alone=alone)
 
 
 def _lm(axes: Axes, spec: PlotSpec, every: Sequence[Series]) -> list[Legended]:

@@ -13,7 +13,6 @@ from experiments.plots.data import (
     of_series,
     published_of,
     rows_of,
-    series_columns,
     series_of,
     texts_of,
     values_of,
@@ -23,14 +22,12 @@ from experiments.plots.spec import PlotSpec
 from experiments.plots.style import (
     NEUTRAL,
     Legended,
-    add_legend,
     colour_of,
+    finish,
+    hollow,
     marker_of,
     new_figure,
-    once,
     plain_ticks,
-    published_handle,
-    set_title,
     tidy,
 )
 
@@ -59,7 +56,7 @@ def on_front(x: Floats, y: Floats) -> NDArray[np.bool_]:
 def pareto_figure(spec: PlotSpec, summary: pd.DataFrame, published: pd.DataFrame | None) -> Figure:
     """Return a figure of `y` against tokens/s of a user (1 / TPOT where x is a TPOT); points off the front are pale."""
     frame = rows_of(spec, summary)
-    points = published_of(spec, published, frame, shown=(spec.x, *series_columns(spec), *_divisor(spec)))
+    points = published_of(spec, published, frame, shown=(spec.x, *_divisor(spec)))
     x, y = user_speed(spec, frame), per_gpu(spec, frame)
     end = _end(x)
     if end is not None:
@@ -86,8 +83,7 @@ def pareto_figure(spec: PlotSpec, summary: pd.DataFrame, published: pd.DataFrame
     plain_ticks(axes)
     axes.set_xlabel(spec.xlabel or user_axis(spec).axis)
     axes.set_ylabel(spec.ylabel or per_gpu_axis(spec).axis)
-    set_title(figure, spec.title)
-    add_legend(figure, once(handles))
+    finish(figure, spec.title, handles)
     return figure
 
 
@@ -157,13 +153,7 @@ def _points(axes: Axes, x: Values, y: Values, front: NDArray[np.bool_], *, numbe
 def _published(axes: Axes, spec: PlotSpec, own: pd.DataFrame | None, *, number: int) -> list[Legended]:
     if own is None or not {spec.x, spec.y[0], *_divisor(spec)} <= set(own.columns):
         return []
-    x = user_speed(spec, own).best
-    y = per_gpu(spec, own).best
-    axes.plot(
-        x, y, linestyle="none", marker=marker_of(number), markersize=9, markerfacecolor="none",
-        markeredgecolor=colour_of(number), markeredgewidth=1.4, label="_published", zorder=4,
-    )  # fmt: skip
-    return [published_handle(marker_of(number))]
+    return hollow(axes, user_speed(spec, own).best, per_gpu(spec, own).best, number=number)
 
 
 def _named(

@@ -9,15 +9,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from dsim.errors import InputError
 from experiments.plots.attainment import attainment_spec
+from experiments.plots.cdf import cdf_figure
 from experiments.plots.draw import draw
+from experiments.plots.given import changed
 from experiments.plots.runlog import REQUESTS, STEPS, SUMMARY, read_columns, read_run, read_summary
 from experiments.plots.spec import FORMS, Kind, PlotSpec
 from experiments.plots.style import Figures
 from experiments.plots.timeline import timeline_figure
+from experiments.spans import PARTS, quantile_limits, quantiles_of, span_s
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -32,11 +33,19 @@ RUN_KINDS = (Kind.CDF, Kind.BREAKDOWN, Kind.TIMELINE)
 
 #: Trials shown at most.
 _MOST_TRIALS = 12
-_QUANTILES = np.linspace(0, 1, 101)
+#: Columns that figures of a run show, and the ends of those of intervals.
+_SHOWN = {Kind.CDF: "quantiles.", Kind.BREAKDOWN: "ttft_parts_s."}
+_LIMITS = (".low", ".high")
+#: Of the intervals of one run, and what they are.
+_CONFIDENCE = 0.95
+_OF_ONE_RUN = f"95 % interval of this run's quantiles, from {PARTS} parts of it"
 
 
-def search_figures(folder: Path, *, kind: Kind | None = None, title: str | None = None) -> Figures:
+def search_figures(folder: Path, *, kind: Kind | None = None, keys: Mapping[str, object] | None = None) -> Figures:
     """Return the figures of a search, by file name: of every kind that there is data for, or of one.
+
+    Args:
+        keys: of `plots` in sweep files, as far as the kinds drawn have them.
 
     Raises:
         InputError: a file is missing or not as `dsim search` writes it, or there is nothing to draw.
@@ -44,7 +53,7 @@ def search_figures(folder: Path, *, kind: Kind | None = None, title: str | None 
     answer = _read_answer(folder)
     try:
         frame = _trials(answer)
-        heading = _search_title(answer) if title is None else title
+        heading = _search_title(answer)
         best = _best(answer, frame)
     except (KeyError, TypeError, AttributeError, ValueError):
         raise _broken(folder / RESULT, "is not what dsim search writes") from None
@@ -52,40 +61,50 @@ def search_figures(folder: Path, *, kind: Kind | None = None, title: str | None 
         raise InputError(str(folder), "has no placement with a goodput to draw", hint="search with other limits")
     found: dict[str, Figure] = {}
     for each in SEARCH_KINDS if kind is None else (kind,):
-        spec = _search_spec(each, heading, answer)
+        rows = best if each is Kind.STAIRCASE else frame
         if each is Kind.ATTAINMENT_RATE:
-            if (folder / CURVES).is_file():
-                found[spec.file] = draw(spec, _curves(folder, frame))
-        else:
-            found[spec.file] = draw(spec, best if each is Kind.STAIRCASE else frame)
+            if not (folder / CURVES).is_file():
+                continue
+            rows = _curves(folder, frame)
+        spec = changed(_search_spec(each, heading, answer), keys or {}, columns=list(rows.columns))
+        found[spec.file] = draw(spec, rows)
     return found
 
 
 def run_figures(
-    folder: Path, *, kind: Kind | None = None, window_s: tuple[float, float] | None = None, title: str | None = None
+    folder: Path,
+    *,
+    kind: Kind | None = None,
+    window_s: tuple[float, float] | None = None,
+    keys: Mapping[str, object] | None = None,
 ) -> Figures:
     """Return the figures of a run, by file name: latencies, their parts and, where steps were logged, the timeline.
+
+    Args:
+        keys: of `plots` in sweep files, as far as the kinds drawn have them.
 
     Raises:
         InputError: a file is missing or not as `dsim simulate` writes it, or the window lies outside the run.
     """
     summary = read_summary(folder)
     try:
-        heading = _run_title(summary) if title is None else title
+        heading = _run_title(summary)
         parts = _parts(summary)
     except (KeyError, TypeError, AttributeError, ValueError):
         raise _broken(folder / SUMMARY, "is not what dsim simulate writes") from None
     found: dict[str, Figure] = {}
     for each in RUN_KINDS if kind is None else (kind,):
-        spec = PlotSpec(kind=each, file=each.value, title=heading, x="placement", y=FORMS[each].otherwise)
-        if each is Kind.CDF:
-            frame = _quantiles(folder)
-            found[spec.file] = draw(replace(spec, x=None, y=tuple(frame.columns)), frame)
-        elif each is Kind.BREAKDOWN:
-            shown = tuple(name for name in spec.y if name in parts.columns)
-            found[spec.file] = draw(replace(spec, y=shown), parts)
-        elif kind is each or (folder / STEPS).is_file():
-            found[spec.file] = timeline_figure(read_run(folder), window_s=window_s, title=heading)
+        spec = PlotSpec(kind=each, file=each.value, title=heading)
+        if each is Kind.TIMELINE:
+            if kind is each or (folder / STEPS).is_file():
+                spec = changed(spec, keys or {}, columns=())
+                found[spec.file] = timeline_figure(read_run(folder), window_s=window_s, title=spec.title)
+            continue
+        frame = _quantiles(folder) if each is Kind.CDF else parts
+        names = tuple(name for name in frame.columns if name.startswith(_SHOWN[each]) and not name.endswith(_LIMITS))
+        spec = replace(spec, x="placement" if each is Kind.BREAKDOWN else None, y=names)
+        spec = changed(spec, keys or {}, columns=list(frame.columns))
+        found[spec.file] = cdf_figure(spec, frame, None, band=_OF_ONE_RUN) if each is Kind.CDF else draw(spec, frame)
     return found
 
 
@@ -193,7 +212,7 @@ def _parts(summary: Mapping[str, Any]) -> pd.DataFrame:
 
 
 def _quantiles(folder: Path) -> pd.DataFrame:
-    """Return one row with the quantiles of TTFT, TPOT and, where prompts moved, the KV transfer.
+    """Return one row with the quantiles, and their limits, of TTFT, TPOT and, where prompts moved, the KV transfer.
 
     Those of the counted requests that have the time: rejected and unfinished ones are left out, and
     one-token outputs from TPOT.
@@ -204,13 +223,15 @@ def _quantiles(folder: Path) -> pd.DataFrame:
     times = {
         "ttft_s": columns["ttft_s"],
         "tpot_s": columns["tpot_s"],
-        "transfer_s": columns["transfer_end_s"] - columns["transfer_start_s"],
+        "transfer_s": span_s("transfer_s", columns.__getitem__),
     }
     row: dict[str, Sequence[float]] = {}
     for name, values in times.items():
-        known = values[~np.isnan(values)]
-        if len(known):
-            row[f"quantiles.{name}"] = np.quantile(known, _QUANTILES).tolist()
+        best = quantiles_of(values)
+        if best is not None:
+            row[f"quantiles.{name}"] = best
+            limits = quantile_limits(values, confidence=_CONFIDENCE)
+            row |= {} if limits is None else {f"quantiles.{name}.{end}": limits[end] for end in limits}
     if not row:
         raise InputError(str(folder / REQUESTS), "has no latency to draw", hint="simulate a rate that can be served")
     return pd.DataFrame([row])

@@ -14,13 +14,12 @@ from experiments.plots.spec import PlotSpec
 from experiments.plots.style import (
     LINES,
     Legended,
-    add_legend,
     colour_of,
+    finish,
     hatch_of,
     interval_text,
     new_figure,
     plain_ticks,
-    set_title,
     tidy,
 )
 
@@ -152,8 +151,7 @@ def staircase_figure(spec: PlotSpec, summary: pd.DataFrame) -> Figure:
         cost = grid[0].secondary_yaxis("right", functions=(lambda gpus: gpus * price, lambda usd: usd / price))
         cost.set_ylabel(f"cost (USD/h, at {price:g} USD/h a GPU)")
     grid[-1].set_xlabel(spec.xlabel or "required rate (requests/s)")
-    set_title(figure, spec.title)
-    add_legend(figure, handles)
+    finish(figure, spec.title, handles)
     return figure
 
 

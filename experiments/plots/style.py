@@ -8,6 +8,9 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
+import numpy as np
+from numpy.typing import NDArray
+
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
     from matplotlib.axes import Axes
@@ -30,8 +33,12 @@ LINES: tuple[Literal["-", "--", ":", "-."], ...] = ("-", "--", ":", "-.")
 #: Of targets, marks and everything else that is no series.
 NEUTRAL = "#444444"
 
-#: Characters of a title's line, and of all labels in a legend's line, at the common width.
+#: Characters of a title's line, and of a label's line in a legend, at the common width.
 _TITLE_WIDTH, _LEGEND_WIDTH = 78, 100
+#: Label of lines of published points; what begins with a dash is not in the legend.
+HOLLOW = "_published"
+#: Share of the width that a legend may take.
+_LEGEND_SHARE = 0.97
 #: Inches of one line of a legend, and of a title.
 _LEGEND_LINE, _TITLE_LINE = 0.175, 0.21
 
@@ -39,6 +46,7 @@ _LEGEND_LINE, _TITLE_LINE = 0.175, 0.21
 _DECADES, _THOUSANDS = 3.5, 10_000
 
 Form = Literal["png", "svg"]
+Floats = NDArray[np.float64]
 Legended: TypeAlias = "Artist | Container"
 #: Figures by the name of their files.
 Figures: TypeAlias = "Mapping[str, Figure]"
@@ -92,54 +100,64 @@ def balanced(text: str, width: int) -> list[str]:
     return lines
 
 
-def add_legend(figure: Figure, handles: Sequence[Legended], *, title: str | None = None) -> None:
-    """Put the legend below the axes, where it covers no data; the figure grows by its lines.
+def finish(figure: Figure, title: str, handles: Sequence[Legended]) -> None:
+    """Write the title, and put the legend below the axes, where it covers no data; the figure grows by both.
 
-    It has as many columns as its labels leave room for. Handles without a label are left out.
+    The legend has as many columns as there is room for. Handles without a label are left out, and so are those whose
+    label has come already.
     """
+    set_title(figure, title)
     # matplotlib's annotations do not know that legends take containers.
-    shown: list[Any] = [
-        handle for handle in handles if str(handle.get_label()) and not str(handle.get_label()).startswith("_")
-    ]
+    shown: dict[str, Any] = {}
+    for handle in handles:
+        label = str(handle.get_label())
+        if label and not label.startswith("_"):
+            shown.setdefault(label, handle)
     if not shown:
         return
     room = int(_LEGEND_WIDTH * figure.get_figwidth() / 7.0)
-    labels = ["\n".join(textwrap.wrap(str(handle.get_label()), room)) for handle in shown]
-    longest = max(len(line) for label in labels for line in label.splitlines()) + 8
-    columns = max(1, min(len(shown), room // longest))
-    legend = figure.legend(
-        shown, labels, loc="outside lower center", ncols=columns, fontsize="small", title=title, handlelength=2.6
-    )
-    legend.get_title().set_fontsize("small")
-    for text in legend.get_texts():
-        text.set_parse_math(False)
-    lines = sum(label.count("\n") + 1 for label in labels) / columns + (1 if title else 0)
+    labels = ["\n".join(textwrap.wrap(label, room)) for label in shown]
+    for columns in range(len(shown), 0, -1):
+        legend = figure.legend(
+            list(shown.values()), labels, loc="outside lower center", ncols=columns, fontsize="small", handlelength=2.6
+        )
+        for text in legend.get_texts():
+            text.set_parse_math(False)
+        if columns == 1 or legend.get_window_extent().width <= _LEGEND_SHARE * figure.bbox.width:
+            break
+        legend.remove()
+    parts = np.array_split([label.count("\n") + 1 for label in labels], columns)
+    lines = max(int(part.sum()) for part in parts)
     figure.set_figheight(figure.get_figheight() + _LEGEND_LINE * (lines + 1))
 
 
-def published_handle(marker: str = "o") -> Legended:
-    """Return what the legend says about published points, which are hollow and have their series' colours."""
+def hollow(
+    axes: Axes,
+    x: Sequence[float] | Floats,
+    y: Sequence[float] | Floats,
+    *,
+    number: int,
+    colour: str | None = None,
+    alone: str | None = None,
+) -> list[Legended]:
+    """Draw published points, hollow and in the colour of their series, and return what the legend says of them.
+
+    Args:
+        alone: what it says where nothing else of the series is drawn.
+    """
     from matplotlib.lines import Line2D
 
-    return Line2D(
-        [],
-        [],
-        linestyle="none",
-        marker=marker,
-        markersize=8,
-        markerfacecolor="none",
-        markeredgecolor=NEUTRAL,
-        markeredgewidth=1.4,
-        label="published (hollow)",
-    )
-
-
-def once(handles: Sequence[Legended]) -> list[Legended]:
-    """Return the handles, those whose label has come already left out."""
-    first: dict[str, Legended] = {}
-    for handle in handles:
-        first.setdefault(str(handle.get_label()), handle)
-    return list(first.values())
+    places, values = np.asarray(x, dtype=np.float64), np.asarray(y, dtype=np.float64)
+    known = ~np.isnan(places) & ~np.isnan(values)
+    if not known.any():
+        return []
+    look: dict[str, Any] = {"linestyle": "none", "marker": marker_of(number), "markerfacecolor": "none"}
+    look |= {"markersize": 8.5, "markeredgewidth": 1.5}
+    edge = colour_of(number) if colour is None else colour
+    axes.plot(places[known], values[known], **look, markeredgecolor=edge, label=HOLLOW, zorder=5)
+    if alone is not None:
+        return [Line2D([], [], **look, markeredgecolor=edge, label=alone)]
+    return [Line2D([], [], **look, markeredgecolor=NEUTRAL, label="published (hollow)")]
 
 
 def tidy(axes: Axes) -> None:

@@ -14,10 +14,9 @@ from experiments.plots.runlog import ROLES, Instance, Level, LoggedStep, RunLog
 from experiments.plots.style import (
     LINES,
     Legended,
-    add_legend,
     colour_of,
+    finish,
     new_figure,
-    set_title,
     tidy,
 )
 
@@ -103,8 +102,7 @@ def timeline_figure(log: RunLog, *, window_s: tuple[float, float] | None = None,
     grid[-1].set_xlim(start_s, end_s)
     grid[-1].set_xlabel("time since the start of the run (s)")
     more = len(log.instances) - len(shown)
-    set_title(figure, f"{title}{f' (lanes of {len(shown)} of {len(shown) + more} instances)' if more else ''}")
-    add_legend(figure, handles)
+    finish(figure, f"{title}{f' (lanes of {len(shown)} of {len(shown) + more} instances)' if more else ''}", handles)
     return figure
 
 
