@@ -24,6 +24,7 @@ from dsim.slo import Slo
 from dsim.workload import Workload
 from experiments.keys import QUANTILES
 from experiments.settings import Formula, Measure, Method, Setting, StepPhase, StepSetting
+from experiments.spans import SPANS, quantiles_of, span_s
 from placement import queueing
 from placement.authors import authors_settings
 from placement.result import Operation, SearchResult, State, Trial
@@ -32,9 +33,6 @@ from placement.search import Question, search
 from placement.single import Single, goodput_of
 
 Columns = dict[str, Any]
-
-#: Shares of a distribution that a quantile column holds the values of.
-_LEVELS: Final = np.linspace(0.0, 1.0, 101)
 
 _ROLES: Final = tuple(role.name.lower() for role in Role)
 _SHARES: Final = ("both", "ttft", "tpot")
@@ -186,16 +184,8 @@ def _served(setting: Setting, result: Result) -> Columns:
 
 def _times(result: Result) -> dict[str, NDArray[np.float64]]:
     """Return the spans of each counted request by name, seconds; NaN where they did not happen."""
-    column = result.column
-    return {
-        "ttft_s": result.ttft_s,
-        "tpot_s": result.tpot_s,
-        "e2e_s": result.e2e_s,
-        "queue_s": column("prefill_start_s") - column("arrival_s"),
-        "prefill_s": column("prefill_end_s") - column("prefill_start_s"),
-        "transfer_s": column("transfer_end_s") - column("transfer_start_s"),
-        "decode_s": column("last_token_s") - column("decode_start_s"),
-    }
+    spans = {name: span_s(name, result.column) for name in SPANS}
+    return {"ttft_s": result.ttft_s, "tpot_s": result.tpot_s, "e2e_s": result.e2e_s, **spans}
 
 
 def _breakdown(result: Result) -> Columns:
@@ -232,11 +222,7 @@ def _cost(profiles: Mapping[Role, Profile], num_gpus: int) -> float | None:
 
 def _quantiles(setting: Setting, result: Result) -> Columns:
     times = _times(result)
-    found = {}
-    for name in setting.quantiles:
-        known = times[name][~np.isnan(times[name])]
-        found[name] = [float(value) for value in np.quantile(known, _LEVELS)] if len(known) else None
-    return found
+    return {name: quantiles_of(times[name]) for name in setting.quantiles}
 
 
 # goodput and search
