@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -70,7 +71,7 @@ def is_config(name: str) -> bool:
     >>> is_config("my/config.json"), is_config("llama-3.1-8b")
     (True, False)
     """
-    return name.endswith(".json") or Path(name).is_file()
+    return name.endswith(".json") or os.path.isfile(name)  # Path.is_file may raise.
 
 
 def read_config(path: Path) -> Model:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 from dsim.errors import InputError
 from dsim.options import Options, PrefillBatching, Routing
@@ -30,6 +30,14 @@ from experiments.values import choice_at, placed, share_at, whole_at
 from placement.feasibility import cannot_run
 from placement.search import Affinity, Mode
 from placement.space import TOKEN_BUDGETS, asked_cluster
+
+T = TypeVar("T")
+
+#: How many seeds there are; the first is 0.
+SEEDS: Final = 2**32
+
+#: More requests in one step are a slip: no engine takes them, and each has its own part in the sum of a prefill step.
+_MOST_REQUESTS: Final = 100_000
 
 
 class _Phase(enum.Enum):
@@ -75,7 +83,7 @@ def parse_setting(section: Section, *, folder: Path) -> Setting:
         attainment=share_at(section, "attainment", 0.9),
         options=_options(section, profiles),
         kv_blocks=kv_blocks,
-        seed=whole_at(section, "seed", at_least=0, at_most=2**32 - 1) or 0,
+        seed=whole_at(section, "seed", at_least=0, at_most=SEEDS - 1) or 0,
         quantiles=_quantiles(section),
         search=search,
         step=step,
@@ -108,9 +116,7 @@ def _placement(section: Section, *, needed: bool) -> Placement | None:
     policy, budget = section.get("policy"), whole_at(section, "token_budget", at_least=1)
     chosen = None if policy is None else policy.choice(Policy)
     with placed(section, "placement"):
-        placement = Placement.parse(
-            field.text(), policy=chosen or Policy.PREFILL_FIRST, token_budget=budget, where=field.where
-        )
+        placement = Placement.parse(field.text(), policy=chosen or Policy.PREFILL_FIRST, token_budget=budget)
     if policy is not None and not placement.is_colocated:
         raise policy.error("belongs to colocated placements", "as in placement: 1xC:tp1pp1, or leave it out")
     if budget is not None and chosen is not Policy.CHUNKED:
@@ -158,11 +164,12 @@ def _gpus(
 
 def _slo(section: Section) -> Slo | None:
     field = section.get("slo")
-    scale = 1.0 if "slo_scale" not in section else section.need("slo_scale").number(above=0, at_most=1e6)
+    scale = 1.0 if "slo_scale" not in section else section.need("slo_scale").number(at_least=1e-6, at_most=1e6)
     if field is None:
         return None
     if isinstance(field.value, str):
-        slo = parse_slo(field.value, where=field.where)
+        with placed(section, "slo"):
+            slo = parse_slo(field.value)
     else:
         limits = field.section().only(_SECTIONS["slo"])
         found = {f"{key}_s": _limit_s(key, limit) for key, limit in limits.fields.items()}
@@ -228,14 +235,14 @@ def _search(section: Section, profiles: Mapping[Role, Profile]) -> SearchSetting
             gpus_per_node=whole_at(asked, "gpus_per_node", at_least=1, at_most=1024),
             within_node=affinity is Affinity.LOW,
         )
-    policies = asked.get("policies")
-    budgets = asked.get("token_budgets")
+    policies = _listed(asked, "policies", lambda item: item.choice(Policy))
+    budgets = _listed(asked, "token_budgets", lambda item: item.integer(at_least=1, at_most=1_000_000_000))
     return SearchSetting(
         cluster=cluster,
         affinity=affinity,
         mode=choice_at(asked, "mode", Mode.BOTH),
-        policies=tuple(Policy) if policies is None else tuple(item.choice(Policy) for item in policies.items()),
-        token_budgets=TOKEN_BUDGETS if budgets is None else tuple(b.integer(at_least=1) for b in budgets.items()),
+        policies=policies or tuple(Policy),
+        token_budgets=budgets or TOKEN_BUDGETS,
         top=whole_at(asked, "top", at_least=1, at_most=1000) or 3,
         precision=share_at(asked, "precision", 0.03),
         requests=whole_at(asked, "requests", at_least=10),
@@ -243,6 +250,22 @@ def _search(section: Section, profiles: Mapping[Role, Profile]) -> SearchSetting
         timing=asked.flag("timing", default=False),
         jobs=whole_at(asked, "jobs", at_least=1, at_most=1024),
     )
+
+
+def _listed(section: Section, key: str, read: Callable[[Field], T]) -> tuple[T, ...]:
+    """Return the different values of a list; an empty tuple where it is not given."""
+    field = section.get(key)
+    if field is None:
+        return ()
+    values: list[T] = []
+    for item in field.items():
+        value = read(item)
+        if value in values:
+            raise item.error("stands twice", "keep one of the two")
+        values.append(value)
+    if not values:
+        raise field.error("must not be empty", "list at least one value, or leave the key out")
+    return tuple(values)
 
 
 def _step(section: Section) -> StepSetting | None:
@@ -257,7 +280,7 @@ def _step(section: Section) -> StepSetting | None:
         phase=phase,
         tp=step.integer("tp", 1, at_least=1),
         pp=step.integer("pp", 1, at_least=1),
-        batch=step.integer("batch", 1, at_least=0 if phase is StepPhase.CHUNKED else 1),
+        batch=step.integer("batch", 1, at_least=0 if phase is StepPhase.CHUNKED else 1, at_most=_MOST_REQUESTS),
         prompt_tokens=step.integer("prompt_tokens", None if prefills else 0, at_least=int(prefills)),
         context_tokens=step.integer("context_tokens", None if decodes and not alone else 0, at_least=int(decodes)),
         chunk_tokens=step.integer(
@@ -277,6 +300,16 @@ def _check_step(section: Section, setting: Setting) -> None:
         raise (fields.get("tp") or fields.field).error(
             f"has no coefficients in profile {profile.name}", f"it has {known}"
         )
+    layers = profile.model.layers
+    if layers % step.pp:
+        raise fields.need("pp").error(
+            f"does not divide the {layers} layers of {profile.model.name}", "take one that does"
+        )
+    longest = profile.model.context_tokens
+    for key, value in (("prompt_tokens", step.prompt_tokens), ("context_tokens", step.context_tokens)):
+        if value > longest:
+            rule = f"is longer than the context of {profile.model.name}, {longest} tokens"
+            raise fields.need(key).error(rule, "take less, or a model with a longer context")
     if setting.options.extrapolate:
         return
     valid = profile.latency[step.tp].valid_range

@@ -11,10 +11,18 @@ from dsim.options import Evidence
 from dsim.pools import Role
 from dsim.profile import Profile
 from dsim.units import parse_rate_per_s
-from dsim.workload import DEFAULT_REQUESTS, DEFAULT_WARMUP, Workload, parse_arrivals, parse_workload, read_trace
+from dsim.workload import (
+    DEFAULT_REQUESTS,
+    DEFAULT_WARMUP,
+    Workload,
+    names_a_file,
+    parse_arrivals,
+    parse_workload,
+    read_trace,
+)
 from dsim.yamlfile import Field, Section
 from experiments.settings import Measure, Traffic
-from experiments.values import path_at, placed, text_at, whole_at
+from experiments.values import check_file, file_at, placed, text_at, whole_at
 from profiles.choice import choose_colocated, choose_profile
 
 
@@ -24,12 +32,16 @@ def profiles_of(section: Section, measure: Measure, *, folder: Path) -> dict[Rol
         return {}
     changes = _changes(section)
     evidence = section.get("evidence")
-    with placed(section, "model"):
+    model, file = text_at(section, "model"), file_at(section, "profile", folder)
+    config = None if model is None or not is_config(str(folder / model)) else folder / model
+    if config is not None:
+        check_file(section.need("model"), config)
+    with placed(section, "profile_set" if changes else "model", files={"model": config, "profile": file}):
         used = choose_profile(
-            model=_model(section, folder),
+            model=model if config is None else str(config),
             gpu=text_at(section, "gpu"),
             engine=text_at(section, "engine"),
-            file=path_at(section, "profile", folder),
+            file=file,
             evidence=None if evidence is None else evidence.choice(Evidence),
             changes=changes,
         )
@@ -40,23 +52,24 @@ def profiles_of(section: Section, measure: Measure, *, folder: Path) -> dict[Rol
 def _colocated(
     section: Section, used: Profile, measure: Measure, changes: Mapping[str, Field], *, folder: Path
 ) -> Profile:
-    engine, file = text_at(section, "colocated_engine"), path_at(section, "colocated_profile", folder)
+    engine, file = text_at(section, "colocated_engine"), file_at(section, "colocated_profile", folder)
     if engine is None and file is None and measure is not Measure.SEARCH:
         return used
-    with placed(section, "colocated_engine" if file is None else "colocated_profile"):
+    key = "profile_set" if changes else "colocated_engine" if file is None else "colocated_profile"
+    with placed(section, key, files={"colocated_profile": file}):
         return choose_colocated(used, engine=engine, file=file, changes=changes)
-
-
-def _model(section: Section, folder: Path) -> str | None:
-    """Return the model's name, or the path of its config file, which starts from the sweep file's folder."""
-    name = text_at(section, "model")
-    return name if name is None or not is_config(str(folder / name)) else str(folder / name)
 
 
 def _changes(section: Section) -> dict[str, Field]:
     """Return the values of `profile_set` by dotted key."""
     field = section.get("profile_set")
-    return {} if field is None else dict(_leaves(field.section(), ""))
+    changes: dict[str, Field] = {}
+    for path, value in () if field is None else _leaves(field.section(), ""):
+        if path in changes:
+            hint = f"it also stands on line {changes[path].line}; keep one of the two"
+            raise value.error_of_key("stands twice, dotted and nested", hint)
+        changes[path] = value
+    return changes
 
 
 def _leaves(section: Section, prefix: str) -> Iterator[tuple[str, Field]]:
@@ -84,15 +97,17 @@ def traffic_of(
     if "trace" in section:
         return _replayed(section, profiles, folder=folder, requests=requests, warmup=warmup or 0)
     lengths, process = text_at(section, "workload") or "sharegpt", text_at(section, "arrivals") or "poisson"
-    with placed(section, "workload"):
+    files = {"workload": _file_of(section, "workload", folder), "arrivals": _file_of(section, "arrivals", folder)}
+    with placed(section, "workload", files=files):
         drawn = parse_workload(lengths, folder=folder)
-    with placed(section, "arrivals"):
+    with placed(section, "arrivals", files=files):
         arrivals = parse_arrivals(process, folder=folder)
     workload = Workload(arrivals, drawn)
     if rate_per_s is None and measure in {Measure.SIMULATE, Measure.QUEUEING} and arrivals.native_rate_per_s is None:
-        raise InputError(section.field.where, "is missing", name="rate", hint="add rate, rate_per_gpu or a trace")
+        name = f"{section.field.name}.rate".lstrip(".")
+        raise InputError(section.field.where, "is missing", name=name, hint="add rate, rate_per_gpu or a trace")
     if profiles and measure in {Measure.SIMULATE, Measure.GOODPUT, Measure.SEARCH}:
-        with placed(section, "rate" if "rate" in section else "rate_per_gpu"):
+        with placed(section, "rate" if "rate" in section else "rate_per_gpu", files=files):
             # Requests are drawn when they are needed: see now whether they can be.
             context_tokens = min(profile.model.context_tokens for profile in profiles.values())
             workload.trace(num_requests=1, seed=0, context_tokens=context_tokens, rate_per_s=rate_per_s or 1.0)
@@ -112,10 +127,11 @@ def _replayed(
     for key in ("workload", "arrivals", "rate", "rate_per_gpu", "finite"):
         if key in section:
             raise section.need(key).error("does not go with trace", "leave one of the two out")
-    file = path_at(section, "trace", folder)
+    file = file_at(section, "trace", folder)
     assert file is not None
     context_tokens = min((profile.model.context_tokens for profile in profiles.values()), default=None)
-    trace = read_trace(file, context_tokens=context_tokens)
+    with placed(section, "trace", files={"trace": file}):
+        trace = read_trace(file, context_tokens=context_tokens)
     rows = len(trace) if requests is None else warmup + requests
     if rows > len(trace) or warmup >= len(trace):
         field = section.need("warmup" if requests is None else "requests")
@@ -146,3 +162,12 @@ def _rate_per_s(section: Section, gpus: int | None) -> float | None:
     if per_gpu is None:
         return rate_per_s
     return None if gpus is None else rate_per_s * gpus
+
+
+def _file_of(section: Section, key: str, folder: Path) -> Path | None:
+    """Return the file that a key of lengths or arrivals names; None where it names something else."""
+    text = text_at(section, key)
+    if text is None or not names_a_file(text, folder=folder):
+        return None
+    check_file(section.need(key), folder / text)
+    return folder / text

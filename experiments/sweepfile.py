@@ -14,9 +14,11 @@ from typing import TYPE_CHECKING
 import yaml
 
 from dsim.errors import InputError, nearest
+from dsim.hugging_face import is_config
 from dsim.version import __version__
+from dsim.workload import names_a_file
 from dsim.yamlfile import Field, Scalar, Section, read_yaml
-from experiments.base import parse_setting
+from experiments.base import SEEDS, parse_setting
 from experiments.edits import edited, parse_assignment, plain
 from experiments.factors import MOST_TASKS, Factor, parse_factors, row_value
 from experiments.keys import KEYS as SETTING_KEYS
@@ -59,7 +61,7 @@ _FREE = "profile_set."
 #: Keys of a setting that name files, relative to the sweep file.
 _FILE_KEYS = ("profile", "colocated_profile", "trace")
 #: Keys that name a file or something else.
-_MAYBE_FILE_KEYS = ("workload", "arrivals")
+_MAYBE_FILE_KEYS = ("model", "workload", "arrivals")
 #: Columns of the summary that are no metric.
 COUNTS = ("replications", "failed", "missing")
 
@@ -208,7 +210,7 @@ def _check_keys(section: Section) -> None:
         section.only(FILE_KEYS)
         section.need("dsim_sweep")
     version = section.need("dsim_sweep")
-    if version.value != FORMAT or isinstance(version.value, bool):
+    if type(version.value) is not int or version.value != FORMAT:
         raise version.error(f"is not the format that this dsim reads, {FORMAT}", f"write dsim_sweep: {FORMAT}")
     section.only(FILE_KEYS)
 
@@ -218,8 +220,12 @@ def _factors(section: Section) -> tuple[Factor, ...]:
     factors = () if field is None or field.value is None else parse_factors(field.section())
     for factor in factors:
         for choice in factor.choices:
-            for path, value in choice.settings:
+            for number, (path, value) in enumerate(choice.settings):
                 _check_path(path, value)
+                for other, before in choice.settings[:number]:
+                    if f"{path}.".startswith(f"{other}.") or f"{other}.".startswith(f"{path}."):
+                        rule = f"stands beside {other} on line {before.line}, and one of them would replace the other"
+                        raise value.error_of_key(rule, "write them as one")
     return factors
 
 
@@ -411,17 +417,19 @@ def _with_absolute_paths(tree: object, folder: Path) -> object:
 
     def absolute(setting: Mapping[str, object]) -> dict[str, object]:
         return {
-            key: str((folder / value).absolute()) if isinstance(value, str) and names_a_file(key, value) else value
+            key: str((folder / value).absolute()) if isinstance(value, str) and is_file(key, value) else value
             for key, value in setting.items()
         }
 
-    def names_a_file(key: str, value: str) -> bool:
-        return key in _FILE_KEYS or (key in _MAYBE_FILE_KEYS and (folder / value).is_file())
+    def is_file(key: str, value: str) -> bool:
+        if key == "model":
+            return is_config(str(folder / value))
+        return key in _FILE_KEYS or (key in _MAYBE_FILE_KEYS and names_a_file(value, folder=folder))
 
     factors = {}
     for key, factor in (tree.get("factors") or {}).items():
         choices = factor.get("choices")
-        if key in (*_FILE_KEYS, *_MAYBE_FILE_KEYS) and choices is not None:
+        if choices is not None and any(isinstance(choice, str) and is_file(key, choice) for choice in choices):
             choices = [choice if isinstance(choice, dict) else {"label": choice, key: choice} for choice in choices]
         if choices is None:
             factors[key] = factor
@@ -439,6 +447,9 @@ def _tasks(outline: Outline) -> Iterator[Task]:
             for path, field in choice.settings:
                 changed = edited(changed, path, field)
         setting = parse_setting(changed.section(), folder=outline.folder)
+        if setting.seed + outline.replications > SEEDS:
+            rule = f"leaves no seeds for {outline.replications} replications: the last would be above {SEEDS - 1}"
+            raise changed.section().need("seed").error(rule, f"take at most {SEEDS - outline.replications}")
         identity = setting.identity()
         factors = dict(zip(outline.keys, (choice.value for choice in choices), strict=True))
         for replication in range(outline.replications):

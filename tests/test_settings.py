@@ -68,9 +68,9 @@ MALFORMED = [
         {"evidence": "roofline", "profile_set": "{block_tokens: 32}"},
         "changes a profile file, and step times of opt-13b",
     ),
-    ({"profile": "none.yaml"}, "none.yaml: does not exist"),
+    ({"profile": "none.yaml"}, "base.yaml:5: profile='none.yaml' does not exist; check the path"),
     ({"placement": ""}, "base.yaml:1: placement is missing; add this key"),
-    ({"placement": "1xQ:tp1"}, "base.yaml:4: '1xQ:tp1' is not a pool; write"),
+    ({"placement": "1xQ:tp1"}, "base.yaml:4: placement='1xQ:tp1' is not a pool; write"),
     ({"placement": "1xP:tp3pp1 + 1xD:tp1pp1"}, "cannot run: prefill tp3pp1: tp=3 does not divide the 40 attention"),
     ({"policy": "orca"}, "base.yaml:5: policy='orca' belongs to colocated placements"),
     ({"placement": "1xC:tp1pp1", "token_budget": "512"}, "token_budget=512 belongs to policy chunked"),
@@ -93,13 +93,16 @@ MALFORMED = [
     ({"slo": "{tftt: 0.2}"}, "base.yaml:4: 'tftt' is not a known key in slo; did you mean 'ttft'?"),
     ({"slo": "{}"}, "slo={...} needs a limit"),
     ({"slo": "{ttft: -1}"}, "slo.ttft=-1 must be > 0"),
-    ({"slo_scale": "0"}, "slo_scale=0 must be > 0"),
+    ({"slo_scale": "0"}, "slo_scale=0 must be >= 1e-06"),
     ({"attainment": "90"}, "attainment=90 must be < 1"),
     ({"attainment": "90ms"}, "attainment='90ms' has an unknown unit 'ms'"),
     ({"prefill_batching": "Lm"}, "prefill_batching='Lm' is not known; expected one of engine, lm"),
     ({"kv_blocks": "0"}, "kv_blocks=0 must be >= 1"),
     ({"quantiles": "[ttft]"}, "quantiles[0]='ttft' is not known; expected some of ttft_s"),
-    ({"profile_set": "{handover.bandwith: 1}"}, "base.yaml:5: 'bandwith' is not a known key in handover"),
+    (
+        {"profile_set": "{handover.bandwith: 1}"},
+        "base.yaml:5: profile_set is wrong: 'bandwith' is not a known key in handover",
+    ),
     (
         {"profile_set": "{handover.bandwidth_bytes_per_s: 25}"},
         "base.yaml:5: profile_set.handover.bandwidth_bytes_per_s=25 must be >= 1000000",
@@ -127,17 +130,35 @@ MALFORMED = [
         "step.batch=256 leaves the profile's valid range: 256 is above 192",
     ),
     (
-        {"measure": "step", "step": "{phase: prefill, prompt_tokens: 4096}"},
-        "step.prompt_tokens=4096 leaves the profile's valid range",
+        {"measure": "step", "step": "{phase: prefill, prompt_tokens: 4096}", "extrapolate": "true"},
+        "step.prompt_tokens=4096 is longer than the context of opt-13b, 2048 tokens",
+    ),
+    (
+        {"measure": "step", "step": "{phase: prefill, prompt_tokens: 2040, batch: 5}"},
+        "step.batch=5 leaves the profile's valid range: 10200 is above",
+    ),
+    (
+        {"measure": "step", "step": "{phase: decode, pp: 3, context_tokens: 9}"},
+        "step.pp=3 does not divide the 40 layers of opt-13b",
     ),
     ({"measure": "queueing"}, "queueing is missing; add this key"),
     ({"measure": "queueing", "queueing": "{formula: speedup, prefill_s: 0.2}"}, "queueing.tp_speedup is missing"),
     ({"measure": "queueing", "queueing": "{formula: md2, prefill_s: 0.2}"}, "queueing.formula='md2' is not known"),
     ({"measure": "queueing", "queueing": "{formula: md1, prefill_s: 0}"}, "queueing.prefill_s=0 must be > 0"),
     ({"colocated_engine": "vlm"}, "colocated_engine='vlm' has no latency profile"),
-    ({"trace": "none.csv", "rate": ""}, "none.csv: cannot be read"),
+    ({"trace": "none.csv", "rate": ""}, "base.yaml:4: trace='none.csv' does not exist; check the path"),
     ({"trace": "none.csv"}, "base.yaml:4: rate=4 does not go with trace"),
     ({"seed": "-1"}, "seed=-1 must be >= 0"),
+    ({"slo": "ttft=400"}, "base.yaml:4: slo='ttft=400' is wrong: ttft='400' reads as 400 s"),
+    ({"placement": "1xP:tp1pp1 + 1xQ:tp1"}, "placement='1xP:tp1pp1 + 1xQ:tp1' is wrong: '1xQ:tp1' is not a pool"),
+    ({"measure": "search", "search": "{policies: []}"}, "search.policies=[...] must not be empty; list at least one"),
+    ({"measure": "search", "search": "{token_budgets: []}"}, "search.token_budgets=[...] must not be empty"),
+    ({"measure": "search", "search": "{token_budgets: [512, 512]}"}, "search.token_budgets[1]=512 stands twice; keep"),
+    (
+        {"profile_set": "{handover.latency_s: 0, handover: {latency_s: 1}}"},
+        "base.yaml:5: profile_set.handover.latency_s stands twice, dotted and nested; it also stands on line 5",
+    ),
+    ({"profile_set": "{nope: 1}"}, "base.yaml:5: profile_set is wrong: 'nope' is not a known key; expected one of"),
 ]
 
 
@@ -240,3 +261,37 @@ def test_goodputs_of_other_precision_or_length_have_other_identities() -> None:
     settings = [parse_setting(parse_yaml((base + text).encode(), file="a"), folder=Path()) for text in texts]
     found = {json.dumps(setting.identity(), sort_keys=True) for setting in settings}
     assert len(found) == len(texts)
+
+
+def test_errors_in_files_name_the_key_and_the_line_within(tmp_path: Path) -> None:
+    (tmp_path / "bad.csv").write_text("arrival_s,prompt_tokens,output_tokens\n0,x,1\n", encoding="utf-8")
+    (tmp_path / "one.csv").write_text("arrival_s,prompt_tokens,output_tokens\n0,9,1\n", encoding="utf-8")
+    (tmp_path / "long.csv").write_text("prompt_tokens,output_tokens\n10,5\n3000,9\n", encoding="utf-8")
+    (tmp_path / "bad.yaml").write_text("dsim_profile: 1\nmodel: [\n", encoding="utf-8")
+    (tmp_path / "config.json").write_text("{}", encoding="utf-8")
+    for keys, words in (
+        (
+            {"trace": "bad.csv", "rate": ""},
+            "4: trace='bad.csv' is wrong on line 2: prompt_tokens='x' must be a number; ",
+        ),
+        ({"workload": "bad.csv"}, "5: workload='bad.csv' is wrong on line 2: prompt_tokens='x' must be a number; "),
+        ({"arrivals": "one.csv"}, "5: arrivals='one.csv' is wrong: 1 must hold at least 2 arrivals to be replayed; "),
+        ({"workload": "long.csv"}, "5: workload='long.csv' is wrong on line 3: "),
+        ({"profile": "bad.yaml", "model": ""}, "4: profile='bad.yaml' is wrong on line 3: is not YAML: "),
+        ({"model": "config.json"}, "4: model='config.json' "),
+    ):
+        with pytest.raises(InputError) as error:
+            setting(changed(**keys), tmp_path)
+        assert str(error.value).startswith(f"base.yaml:{words}"), str(error.value)
+
+
+def test_files_are_known_by_their_content_whatever_they_are_called(tmp_path: Path) -> None:
+    (tmp_path / "lengths").mkdir()
+    for name, length in (("lengths/a.txt", 100), ("b.csv", 100), ("lengths/c.txt", 200), ("sharegpt", 200)):
+        (tmp_path / name).write_text(f"prompt_tokens,output_tokens\n{length},9\n", encoding="utf-8")
+    first, second, third = (
+        setting(changed(workload=name), tmp_path) for name in ("lengths/a.txt", "b.csv", "lengths/c.txt")
+    )
+    assert first.identity() == second.identity() != third.identity()
+    # A name that dsim has is no file.
+    assert setting(changed(workload="sharegpt"), tmp_path).identity() == setting(BASE).identity()

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import textwrap
 from dataclasses import replace
@@ -56,6 +57,9 @@ MALFORMED = [
     ("dsim_sweep: 1\n", "", ":1: dsim_sweep is missing; add this key"),
     ("dsim_sweep: 1", "dsim_sweep: 2", ":L: dsim_sweep=2 is not the format that this dsim reads, 1; write dsim_sweep: 1"),
     ("dsim_sweep: 1", "dsim_sweep: true", ":L: dsim_sweep=True is not the format"),
+    ("dsim_sweep: 1", "dsim_sweep: 1.0", ":L: dsim_sweep=1.0 is not the format"),
+    ("  warmup: 0", "  seed: 4294967295", ":L: base.seed=4294967295 leaves no seeds for 2 replications: the last would be abo"),
+    ("{label: DistServe, ", "{label: D, slo: {ttft: 1}, slo.ttft: 2, ", ":L: factors.system.choices[0].slo.ttft stands beside slo on"),
     ("replications: 2", "replicatons: 2", ":L: 'replicatons' is not a known key; did you mean 'replications'?"),
     ("name: small", "name: a/b", ":L: name='a/b' must be a plain name of letters, digits, - and _; as in"),
     ("name: small", "name: [a]", ":L: name=[...] must be a text"),
@@ -72,7 +76,7 @@ MALFORMED = [
     ("  placement: 1xP:tp2pp1 + 1xD:tp1pp1", "  placement: 1xP:tp3pp1 + 1xD:tp1pp1", ":L: base.placement='1xP:tp3pp1 + "),
     ("  warmup: 0\n", "  warmup: 0\n  slo_scale: {}\n", "base.slo_scale={...} must be a number"),
     ("  warmup: 0", "  measure: simulat", ":L: base.measure='simulat' is not known; did you mean 'simulate'?"),
-    ("  warmup: 0", "  profile: none.yaml", "none.yaml: does not exist; check the path"),
+    ("  warmup: 0", "  profile: none.yaml", ":L: base.profile='none.yaml' does not exist; check the path, which starts from"),
     ("base:", "base: 3\nbaze:", ":L: 'baze' is not a known key; did you mean 'base'?"),
     ("rate_per_gpu: {range", "rate_per_gpuu: {range", ":L: 'rate_per_gpuu' is no key of base; did you mean 'rate_per_gpu'?"),
     ("rate_per_gpu: {range", "slo.tttf: {range", ":L: 'slo.tttf' is no key of base; did you mean 'slo.ttft'?"),
@@ -180,6 +184,11 @@ def test_a_malformed_file_is_one_line(old: str, new: str, words: str, cli: Cli, 
 def test_there_are_many_malformed_files() -> None:
     assert len(MALFORMED) >= 40
     assert len({(old, new) for old, new, _ in MALFORMED}) == len(MALFORMED)
+
+
+def test_the_last_seed_there_is_can_be_used(tmp_path: Path) -> None:
+    text = GOOD.replace("  warmup: 0", "  seed: 4294967294")
+    assert [task.seed for task in sweep_of(text, tmp_path).tasks[:2]] == [2**32 - 2, 2**32 - 1]
 
 
 def test_order_seeds_and_values(tmp_path: Path) -> None:
@@ -405,9 +414,19 @@ def test_texts_of_the_table_are_whole() -> None:
 
 def test_the_resolved_file_finds_its_lengths(tmp_path: Path) -> None:
     (tmp_path / "lengths.csv").write_text("prompt_tokens,output_tokens\n100,5\n200,9\n", encoding="utf-8")
-    text = GOOD.replace("workload: fixed:32,4", "workload: lengths.csv")
-    sweep = sweep_of(text, tmp_path)
+    (tmp_path / "sharegpt").write_text("a directory of data may be called so", encoding="utf-8")
+    config = {"model_type": "llama", "hidden_size": 1024, "num_hidden_layers": 8, "num_attention_heads": 8}
+    config |= {"intermediate_size": 4096, "vocab_size": 32000, "max_position_embeddings": 2048}
+    (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
     folder = tmp_path / "elsewhere"
     folder.mkdir()
-    (folder / "sweep.yaml").write_text(sweep.outline.yaml(), encoding="utf-8")
-    assert [task.id for task in read_sweep(folder / "sweep.yaml").tasks] == [task.id for task in sweep.tasks]
+    factor = "  workload: {choices: [sharegpt, 'fixed:32,4', lengths.csv]}\n  system:\n"
+    for text in (
+        GOOD.replace("workload: fixed:32,4", "workload: lengths.csv"),
+        GOOD.replace("  workload: fixed:32,4\n", "").replace("  system:\n", factor),
+        GOOD.replace("opt-13b", "config.json").replace("engine: distserve", "engine: vllm, placement: 1xC:tp2pp1"),
+    ):
+        sweep = sweep_of(text, tmp_path)
+        (folder / "sweep.yaml").write_text(sweep.outline.yaml(), encoding="utf-8")
+        again = read_sweep(folder / "sweep.yaml")
+        assert [(task.id, task.factors) for task in again.tasks] == [(task.id, task.factors) for task in sweep.tasks]

@@ -12,7 +12,7 @@ from dsim.workload.lengths import (
     Uniform,
     cv_from_median,
 )
-from dsim.workload.parse import parse_arrivals, parse_workload
+from dsim.workload.parse import names_a_file, parse_arrivals, parse_workload
 from dsim.workload.presets import PRESETS, TableLengths, preset
 from dsim.workload.streams import replication_seed, stream
 from dsim.workload.traces import read_lengths, read_trace, rescale
@@ -37,6 +37,7 @@ __all__ = [
     "Uniform",
     "Workload",
     "cv_from_median",
+    "names_a_file",
     "parse_arrivals",
     "parse_workload",
     "preset",

@@ -17,6 +17,8 @@ from dsim.workload.traces import read_lengths, read_trace
 _T = TypeVar("_T")
 
 _FILES: Final = (".csv", ".jsonl", ".json", ".ndjson")
+#: What is no file, even where there is one of this name.
+_WORDS: Final = (*PRESETS, "fixed", "uniform", "lognormal", "poisson", "constant", "gamma")
 _NUMBER: Final = re.compile(r"(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?", re.ASCII)
 
 _FIXED: Final = "as in fixed:512,64 (prompt, output tokens)"
@@ -51,7 +53,7 @@ def parse_workload(text: str, *, option: str = "--workload", folder: Path = Path
     if kind in kinds:
         make, usage = kinds[kind]
         return _made(make, arguments, option=option, text=text, usage=usage)
-    if _is_file(text):
+    if names_a_file(text, folder=folder):
         return read_lengths(folder / text)
     known = (*PRESETS, *kinds, "a CSV or JSONL file")
     raise InputError(option, "is unknown", value=text, hint=nearest(kind, known))
@@ -72,9 +74,21 @@ def parse_arrivals(text: str, *, option: str = "--arrivals", folder: Path = Path
     kind, _, arguments = text.partition(":")
     if kind == "gamma":
         return _made(_gamma, arguments, option=option, text=text, usage="as in gamma:cv=2")
-    if _is_file(text):
+    if names_a_file(text, folder=folder):
         return Replayed(read_trace(folder / text).arrival_s, source=text)
     raise InputError(option, "is unknown", value=text, hint=nearest(kind, (*plain, "gamma:cv=2", "a trace file")))
+
+
+def names_a_file(text: str, *, folder: Path = Path()) -> bool:
+    """Return whether a text for lengths or arrivals is the path, from `folder`, of a file of them.
+
+    >>> names_a_file("my/trace.csv"), names_a_file("fixed:512,64")
+    (True, False)
+    """
+    kind = text.partition(":")[0]
+    if kind in _WORDS:
+        return False
+    return text.endswith(_FILES) or "/" in kind or os.path.isfile(folder / text)  # Path.is_file may raise.
 
 
 def _made(make: Callable[[str], _T], arguments: str, *, option: str, text: str, usage: str) -> _T:
@@ -143,7 +157,3 @@ def _whole(text: str) -> int:
     if not (text.isascii() and text.isdigit() and len(text) < 19):
         raise InputError("workload", f"{text!r} must be a whole number of tokens")
     return int(text)
-
-
-def _is_file(text: str) -> bool:
-    return text.endswith(_FILES) or "/" in text.partition(":")[0] or os.path.isfile(text)  # Path.is_file may raise.
