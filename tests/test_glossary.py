@@ -24,6 +24,7 @@ from experiments.measures import columns
 from experiments.settings import Measure
 from experiments.store import Row
 from experiments.sweepfile import COUNTS
+from experiments.validation import NAMES
 from profiles.shipped import shipped_profiles
 from tests.cli import Cli
 from tests.test_profile_file import FULL
@@ -213,10 +214,12 @@ def properties(schema: object) -> Iterator[str]:
 
 
 def of_files() -> Iterator[Entry]:
-    for command in ("simulate", "search"):
+    for command in ("simulate", "search", "validate"):
         schema = json.loads((DOCS / "schema" / f"{command}.schema.json").read_text(encoding="utf-8"))
         for name in properties(schema):
             yield name, f"{command}.json"
+    for name in NAMES:
+        yield name, "validate.json"
     for name in (*TIME_COLUMNS, *COUNT_COLUMNS, "ttft_s", "tpot_s", "e2e_s"):
         yield name, "requests.csv"
     for text in (FULL, *(path.read_text(encoding="utf-8") for _, path in shipped_profiles())):

@@ -235,7 +235,6 @@ def test_a_closed_loop_of_vllm_takes_the_rows_in_turn(profile: Profile, tmp_path
         "turnaround_s": 0.0,
         "stagger_s": 0.0,
         "first_wave_counted": True,
-        "kv_dtype": "profile",
     }
     run = replay(asked, case, profiles={Role.COLOCATED: profile}, placement=COLOCATED, options=Options(log_steps=True))
     result = run.result
@@ -506,14 +505,18 @@ ROW = {"mean_ttft_ms": 20.0, "prompt_tokens": 512, "output_tokens": 64}
         (
             ROW,
             (),
-            "row: loop does not say when requests were sent; add --assume rate_per_s=RATE, users=N, or loop=burst",
+            "row: does not say when requests were sent; add --assume rate_per_s=RATE, users=N, or loop=burst",
         ),
-        (ROW, ("loop=burst",), "row: num_requests does not say it; add --assume num_requests=N"),
-        (ROW, ("loop=open",), "row: rate_per_s does not say it; add --assume rate_per_s=RATE"),
-        (ROW, ("loop=closed",), "row: users does not say it; add --assume users=N"),
+        (ROW, ("loop=burst",), "row: num_requests is not in the file; add --assume num_requests=N"),
+        (ROW, ("loop=open",), "row: rate_per_s is not in the file; add --assume rate_per_s=RATE"),
+        (ROW, ("loop=closed",), "row: users is not in the file; add --assume users=N"),
         (ROW, ("loop=replay",), "--assume: loop='replay' needs arrivals, which the file does not have"),
         (ROW, ("loop=open,closed",), "--assume: loop takes one value; compare loops in runs of their own"),
-        ({"mean_ttft_ms": 1.0, "qps": 2}, (), "row: prompt_tokens does not say it; add --assume prompt_tokens=TOKENS"),
+        (
+            {"mean_ttft_ms": 1.0, "qps": 2},
+            (),
+            "row: prompt_tokens is not in the file; add --assume prompt_tokens=TOKENS",
+        ),
         ({**ROW, "qps": 2}, ("users=4",), "--assume: users='4' does not bear on this run (open loop, 1xC:tp1pp1)"),
         ({**ROW, "users": 2}, ("stagger_s=1", "seed=1", "length_range=exact"), "--assume: seed='1' does not bear on"),
         (
@@ -571,24 +574,6 @@ def test_a_limit_of_the_client_that_a_replay_lacks_is_remarked(profile: Profile)
         given={"length_range": ("exact",)},
     )
     assert any("the client held at most 3 requests in flight" in remark for remark in found.remarks)
-
-
-def test_elements_of_the_kv_cache(profile: Profile) -> None:
-    """Elements of one byte double the tokens of memory that is found to be of so many tokens."""
-    from experiments.validation.replay import engine_of
-
-    case: dict[str, Value] = {
-        "policy": "chunked",
-        "token_budget": 512,
-        "max_seqs": 9,
-        "kv_blocks": "100%",
-        "kv_dtype": "profile",
-    }
-    own = profile.kv_tokens(COLOCATED.pools[0].parallelism)
-    for dtype, times in (("profile", 1), ("bf16", 1), ("fp8", 2)):
-        _, used = engine_of({**case, "kv_dtype": dtype}, profiles={Role.COLOCATED: profile}, placement=COLOCATED)
-        assert used[Role.COLOCATED].kv_tokens(COLOCATED.pools[0].parallelism) == pytest.approx(own * times, abs=1)
-        assert used[Role.COLOCATED].limits[Role.COLOCATED].requests == 9
 
 
 @pytest.mark.skipif(not SHARED.exists(), reason="needs the measurements in ../shared/data")

@@ -93,13 +93,13 @@ NAMES: Final[Mapping[str, str]] = {
     "token_budget": "tokens per step of chunked",
     "max_seqs": "most requests of one step",
     "kv_blocks": "KV blocks of an instance; profile: its own number, or PERCENT% of it",
-    "kv_dtype": "profile, or the type of KV elements: fp8 takes one byte, bf16 two",
+    "kv_dtype": "what KV is stored in: as the profile says",
     "handover": "how KV gets from the prefill to the decode side: as the profile says",
 }
 _WHOLE: Final = ("users", "num_requests", "prompt_tokens", "output_tokens", "seed", "token_budget", "max_seqs")
 _RANGE: Final = re.compile(r"([0-9]*\.?[0-9]+)-([0-9]*\.?[0-9]+)")
-#: Bytes of a KV element by the name of its type.
-KV_DTYPE_BYTES: Final[Mapping[str, int]] = {"fp8": 1, "int8": 1, "bf16": 2, "fp16": 2}
+#: Inputs that are part of a profile.
+_OF_THE_PROFILE: Final = ("kv_dtype", "handover")
 
 
 def parse_assumption(text: str, option: str = "--assume") -> tuple[str, tuple[Value, ...]]:
@@ -128,7 +128,7 @@ def parse_value(name: str, text: str, where: str) -> Value:
     Raises:
         InputError: it has no such value.
     """
-    if name == "handover":
+    if name in _OF_THE_PROFILE:
         raise InputError(where, "is what the profile says", name=name, value=text, hint="give another --profile")
     if not text:
         raise InputError(where, "is empty", name=name, hint=NAMES[name])
@@ -153,8 +153,6 @@ def parse_value(name: str, text: str, where: str) -> Value:
         return _choice(name, text, {"nominal": "nominal", "mean": "mean"}, where)
     if name == "length_range":
         return text if text == "exact" else "{:g}-{:g}".format(*range_of(text, where))
-    if name == "kv_dtype":
-        return _choice(name, text, {word: word for word in ("profile", *KV_DTYPE_BYTES)}, where)
     if name == "kv_blocks":
         if text == "profile":
             return "100%"

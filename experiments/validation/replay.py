@@ -29,7 +29,7 @@ from dsim.workload import (
     Workload,
     parse_workload,
 )
-from experiments.validation.inputs import KV_DTYPE_BYTES, Loop, range_of
+from experiments.validation.inputs import Loop, range_of
 from experiments.validation.measured import (
     Measured,
     Requests,
@@ -132,8 +132,7 @@ def engine_of(
     budget, max_seqs = case.get("token_budget"), case.get("max_seqs")
     pools, used = [], {}
     for pool in placement.pools:
-        profile = _with_kv_dtype(profiles[pool.role], case.get("kv_dtype"))
-        profile = _with_kv_blocks(profile, placement, pool, case.get("kv_blocks"))
+        profile = _with_kv_blocks(profiles[pool.role], placement, pool, case.get("kv_blocks"))
         limits = profile.limits.get(pool.role, BatchLimits())
         if pool.role is not Role.PREFILL and isinstance(max_seqs, int):
             limits = replace(limits, requests=max_seqs)
@@ -220,16 +219,6 @@ def _process(case: Case) -> Arrivals:
     if burstiness == 1:
         return Poisson()
     return Constant() if math.isinf(burstiness) else Gamma(burstiness**-0.5)
-
-
-def _with_kv_dtype(profile: Profile, dtype: Value) -> Profile:
-    """Return the profile with KV elements of this type; capacities that are listed follow."""
-    wanted = KV_DTYPE_BYTES.get(str(dtype))
-    if wanted is None or wanted == profile.model.kv_element_bytes:
-        return profile
-    scale = profile.model.kv_element_bytes / wanted
-    capacity = {at: int(tokens * scale) for at, tokens in profile.kv_capacity_tokens.items()}
-    return replace(profile, model=replace(profile.model, kv_dtype_bytes=wanted), kv_capacity_tokens=capacity)
 
 
 def _with_kv_blocks(profile: Profile, placement: Placement, pool: Pool, blocks: Value) -> Profile:

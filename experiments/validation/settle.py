@@ -25,7 +25,6 @@ PER_USER: Final = (5, 10)
 OPEN_REQUESTS: Final = (300, 1000)
 #: vLLM's engine of version 1, the default since 0.8, mixes chunks of prompts into decode steps; so do the other two.
 _CHUNKED_SINCE: Final = (0, 8)
-
 Given = Mapping[str, tuple[Value, ...]]
 
 
@@ -94,10 +93,12 @@ class _Settling:
 
     def add(self, name: str, otherwise: tuple[Value, ...], origin: Origin, note: str = "") -> Input:
         """Add an input with the values given, else the file's, else these."""
+        # Shares of the profile's blocks mean the same whoever gave them.
+        own = note if name == "kv_blocks" else ""
         if name in self.given:
-            found = Input(name, self.given[name], Origin.GIVEN)
+            found = Input(name, self.given[name], Origin.GIVEN, own)
         elif self.measured.inputs.get(name) is not None:
-            found = Input(name, (self.measured.inputs[name],), Origin.FILE)
+            found = Input(name, (self.measured.inputs[name],), Origin.FILE, own)
         else:
             found = Input(
                 name, otherwise, Origin.DEFAULT if len(otherwise) == 1 and origin is Origin.UNKNOWN else origin, note
@@ -108,7 +109,7 @@ class _Settling:
     def need(self, name: str, hint: str) -> Input:
         """Add an input without which nothing can be replayed."""
         if not self.has(name):
-            raise InputError(self.measured.source, "does not say it", name=name, hint=hint)
+            raise InputError(self.measured.source, "is not in the file", name=name, hint=hint)
         return self.add(name, (), Origin.UNKNOWN)
 
 
@@ -127,7 +128,7 @@ def _loop(found: _Settling) -> Loop:
             guess = Loop.OPEN
         else:
             hint = "add --assume rate_per_s=RATE, users=N, or loop=burst"
-            raise InputError(found.measured.source, "does not say when requests were sent", name="loop", hint=hint)
+            raise InputError(found.measured.source, "does not say when requests were sent", hint=hint)
         found.inputs["loop"] = Input("loop", (guess.value,), Origin.FILE, "as its columns say")
     else:
         found.add("loop", (), Origin.UNKNOWN)
@@ -212,8 +213,8 @@ def _engine(found: _Settling, profiles: Mapping[Role, Profile], placement: Place
     own = {p.parallelism: max(0, profiles[p.role].kv_tokens(p.parallelism)) for p in placement.pools}
     capacity = ", ".join(f"100% is {tokens // profile.block_tokens} of {at}" for at, tokens in own.items())
     found.add("kv_blocks", KV_SHARES, Origin.UNKNOWN, capacity)
-    element = f"{profile.model.kv_element_bytes} bytes an element"
-    found.add("kv_dtype", ("profile",), Origin.PROFILE, element)
+    bits = f"{8 * profile.model.kv_element_bytes} bits"
+    found.inputs["kv_dtype"] = Input("kv_dtype", (bits,), Origin.PROFILE)
     if not placement.is_colocated:
         found.inputs["handover"] = Input("handover", (_handover(profile.handover),), Origin.PROFILE)
 

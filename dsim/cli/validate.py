@@ -1,0 +1,464 @@
+"""`dsim validate`: a measured run, replayed, and how far off dsim is."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from dsim.cli.config import rerun_text
+from dsim.cli.inputs import introduction, number_of, whole
+from dsim.cli.kv_blocks import with_kv_blocks
+from dsim.cli.options import (
+    Assignments,
+    Config,
+    DryRun,
+    EngineName,
+    EvidenceOption,
+    Format,
+    FormatOption,
+    GpuName,
+    KvBlocksText,
+    ModelName,
+    NoColor,
+    OutputDirectory,
+    Overwrite,
+    ProfileFile,
+    Quiet,
+    SloOption,
+    file_path,
+    whole_number,
+)
+from dsim.cli.search import progress_bar
+from dsim.errors import InputError, nearest
+from dsim.options import Options, Routing
+from dsim.pools import Placement, Policy, Role
+from dsim.slo import Slo, parse_slo
+
+if TYPE_CHECKING:
+    from dsim.cli.output import Table
+    from dsim.profile import Profile
+    from experiments.validation import Comparison, Input, Kind, Measured, TpotDefinition, Validation
+    from experiments.validation.measured import Value
+    from experiments.validation.readers import Mapped
+
+_FILES = ("validation.json", "comparisons.csv", "config.yaml")
+_METRICS = {"ttft_s": "TTFT", "tpot_s": "TPOT", "itl_s": "ITL", "e2e_s": "E2E"}
+_RATES = {
+    "throughput_per_s": "requests/s",
+    "output_tokens_per_s": "output tokens/s",
+    "total_tokens_per_s": "tokens/s",
+    "attainment.both": "attainment %",
+    "attainment.ttft": "attainment of TTFT %",
+    "attainment.tpot": "attainment of TPOT %",
+}
+
+
+def validate(
+    context: typer.Context,
+    *,
+    file: Annotated[
+        Path,
+        typer.Argument(
+            parser=file_path,
+            metavar="FILE",
+            help="CSV or JSONL of requests, a result of vllm bench serve, or rows of statistics.",
+            show_default=False,
+        ),
+    ],
+    placement: Annotated[
+        str,
+        typer.Option("--placement", "-p", metavar="POOLS", help='"1xC:tp1pp1", or "1xP:tp2pp1 + 1xD:tp1pp1".'),
+    ],
+    model: ModelName = None,
+    gpu: GpuName = None,
+    engine: EngineName = None,
+    profile: ProfileFile = None,
+    evidence: EvidenceOption = None,
+    slo: Annotated[str | None, SloOption] = None,
+    kind: Annotated[
+        str | None,
+        typer.Option(
+            "--kind", metavar="KIND", help="What FILE holds: requests, vllm or aggregate. [default: as its keys say]"
+        ),
+    ] = None,
+    row: Annotated[
+        int | None,
+        typer.Option("--row", parser=whole_number, metavar="N", help="Which row of statistics, counted from 1."),
+    ] = None,
+    column: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--column", metavar="NAME=COLUMN", help="A column of another name, as in ttft_s=first:ms; repeatable."
+        ),
+    ] = None,
+    tpot_definition: Annotated[
+        str,
+        typer.Option("--tpot-definition", metavar="TOOL", help="What FILE's TPOT is: vllm, guidellm or simdistserve."),
+    ] = "vllm",
+    policy: Annotated[Policy | None, typer.Option("--policy", help="Scheduling of colocated instances.")] = None,
+    token_budget: Annotated[
+        int | None,
+        typer.Option(
+            "--token-budget",
+            parser=whole_number,
+            metavar="N",
+            help="Tokens per step of chunked, or of a prefill batch.",
+        ),
+    ] = None,
+    max_seqs: Annotated[
+        int | None, typer.Option("--max-seqs", parser=whole_number, metavar="N", help="Most requests of one step.")
+    ] = None,
+    kv_blocks: KvBlocksText = None,
+    assume: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--assume",
+            metavar="KEY=VALUE",
+            help="Fix an input, as in users=32 or turnaround_s=5ms, or try several, as in seed=0,1; repeatable.",
+        ),
+    ] = None,
+    prefill_routing: Annotated[
+        Routing, typer.Option("--prefill-routing", help="Also of colocated instances.")
+    ] = Routing.JOIN_SHORTEST_QUEUE,
+    decode_routing: Annotated[
+        Routing, typer.Option("--decode-routing", help="Which decode instance pulls a prompt.")
+    ] = Routing.LEAST_LOADED,
+    extrapolate: Annotated[
+        bool, typer.Option("--extrapolate", help="Go beyond the profile's valid range; the result says so.")
+    ] = False,
+    check: Annotated[bool, typer.Option("--check", help="Verify the conservation laws on every replay.")] = False,
+    output_format: FormatOption = Format.TABLE,
+    output_dir: OutputDirectory = None,
+    overwrite: Overwrite = False,
+    config: Config = None,
+    assignments: Assignments = None,
+    dry_run: DryRun = False,
+    quiet: Quiet = False,
+    no_color: NoColor = False,
+) -> int:
+    """Replay a measured run and print what was predicted beside what was measured.
+
+    What neither FILE nor an option says is tried with several plausible values, and the error is a range.
+    """
+    from experiments.validation import validate as run
+    from profiles.choice import choose_profile
+
+    del config, assignments
+    used = choose_profile(model=model, gpu=gpu, engine=engine, file=profile, evidence=evidence)
+    limits = None if slo is None else parse_slo(slo)
+    placed = Placement.parse(placement)
+    profiles = with_kv_blocks(dict.fromkeys(Role, used), kv_blocks)
+    _check_placement(placement, placed, profiles)
+    options_given = {"policy": policy, "token_budget": token_budget, "max_seqs": max_seqs}
+    # The profiles have them already.
+    given = _given(assume, {**options_given, "kv_blocks": None if kv_blocks is None else "100%"})
+    measured = _measured(
+        file,
+        kind=kind,
+        row=row,
+        columns=column,
+        tpot_definition=tpot_definition,
+        context_tokens=used.model.context_tokens,
+    )
+    options = Options(
+        prefill_routing=prefill_routing, decode_routing=decode_routing, check=check, extrapolate=extrapolate
+    )
+    asked = _Asked(measured, used, profiles, placed, limits, model=model, extrapolate=extrapolate)
+    if output_dir is not None:
+        from dsim.cli.output import OutputFolder
+
+        folder = OutputFolder(output_dir, overwrite=overwrite)
+        folder.check(_FILES)
+    if dry_run:
+        _print_plan(asked, given, output_format=output_format, files=_FILES if output_dir is not None else ())
+        return 0
+    with progress_bar(quiet=quiet, no_color=no_color) as bar:
+        found = run(
+            measured,
+            profiles=profiles,
+            placement=placed,
+            given=given,
+            slo=limits,
+            options=options,
+            progress=None if bar is None else lambda done, total: bar("replaying", done, total),
+        )
+    answer = _answer(asked, found)
+    if output_dir is not None:
+        from dsim.cli.output import to_csv, to_json
+
+        folder.write(
+            {
+                "validation.json": to_json(answer),
+                "comparisons.csv": to_csv(_rows(answer)),
+                "config.yaml": rerun_text(context),
+            }
+        )
+    _print(asked, found, answer, output_format=output_format, no_color=no_color)
+    if output_dir is not None:
+        from dsim.cli.output import note
+
+        note(f"wrote {', '.join(_FILES)} to {output_dir}", quiet=quiet)
+    return 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """Everything that was asked for."""
+
+    measured: Measured
+    profile: Profile
+    profiles: Mapping[Role, Profile]
+    placement: Placement
+    slo: Slo | None
+    model: str | None
+    extrapolate: bool
+
+
+def _check_placement(text: str, placed: Placement, profiles: Mapping[Role, Profile]) -> None:
+    """Refuse a placement that cannot run, with every reason."""
+    from placement.feasibility import cannot_run
+
+    found = cannot_run(placed, profiles)
+    if found:
+        hint = "change the parallel degrees, or give a --profile that has them"
+        raise InputError("--placement", "cannot run: " + "; ".join(dict.fromkeys(found)), value=text, hint=hint)
+
+
+def _given(assume: list[str] | None, options: Mapping[str, object]) -> dict[str, tuple[Value, ...]]:
+    """Return the inputs that options fix, by name."""
+    from experiments.validation import parse_assumption
+
+    found: dict[str, tuple[Value, ...]] = {}
+    for name, value in options.items():
+        option = f"--{name.replace('_', '-')}"
+        if isinstance(value, Policy):
+            found[name] = (value.value,)
+        elif isinstance(value, int):
+            found[name] = (whole(option, value, at_least=1),)
+        elif isinstance(value, str):
+            found[name] = (value,)
+    for text in assume or []:
+        name, values = parse_assumption(text)
+        if name in found:
+            hint = "keep one of the two"
+            raise InputError("--assume", "is given twice", name=name, value=text.partition("=")[2], hint=hint)
+        found[name] = values
+    return found
+
+
+def _measured(
+    file: Path,
+    *,
+    kind: str | None,
+    row: int | None,
+    columns: list[str] | None,
+    tpot_definition: str,
+    context_tokens: int,
+) -> Measured:
+    from experiments.validation import Kind, TpotDefinition, read_run
+    from experiments.validation.readers import parse_column
+
+    mapped: dict[str, Mapped] = {}
+    for text in columns or []:
+        name, column = parse_column(text)
+        if name in mapped:
+            raise InputError("--column", "is given twice", name=name, value=text, hint="keep one of the two")
+        mapped[name] = column
+    kinds: dict[str, Kind] = {known.value: known for known in Kind}
+    definitions: dict[str, TpotDefinition] = {known.value: known for known in TpotDefinition}
+    if kind is not None and kind not in kinds:
+        raise InputError("--kind", "is not a known kind", value=kind, hint=nearest(kind, kinds))
+    if tpot_definition not in definitions:
+        hint = nearest(tpot_definition, definitions)
+        raise InputError("--tpot-definition", "is not a known tool", value=tpot_definition, hint=hint)
+    return read_run(
+        file,
+        kind=None if kind is None else kinds[kind],
+        columns=mapped,
+        row=row,
+        tpot_definition=definitions[tpot_definition],
+        context_tokens=context_tokens,
+    )
+
+
+def _described(asked: _Asked) -> dict[str, Any]:
+    profile, slo, measured = asked.profile, asked.slo, asked.measured
+    return {
+        "file": measured.source,
+        "kind": measured.kind.value,
+        "num_requests": None if measured.requests is None else len(measured.requests),
+        "tpot_definition": measured.tpot_definition.value,
+        "placement": str(asked.placement),
+        "num_gpus": asked.placement.num_gpus,
+        "model": profile.model.name,
+        "hugging_face": profile.model.hugging_face,
+        "gpu": profile.gpu.name,
+        "engine": profile.engine,
+        "profile": {
+            "name": profile.name,
+            "sha256": profile.sha256,
+            "source": profile.source,
+            "evidence": profile.evidence.value,
+            "expected_error": profile.expected_error,
+        },
+        "extrapolated": asked.extrapolate,
+        "slo": None if slo is None else {"ttft_s": slo.ttft_s, "tpot_s": slo.tpot_s, "e2e_s": slo.e2e_s},
+    }
+
+
+def _inputs(inputs: tuple[Input, ...]) -> dict[str, Any]:
+    return {item.name: {"values": list(item.values), "origin": item.origin.value, "note": item.note} for item in inputs}
+
+
+def _answer(asked: _Asked, found: Validation) -> dict[str, Any]:
+    from dsim.version import __version__
+
+    return {
+        **_described(asked),
+        "inputs": _inputs(found.inputs),
+        "without_effect": list(found.without_effect),
+        "replays": len(found.replays),
+        "comparisons": [
+            {
+                "name": comparison.name,
+                "measured": comparison.measured,
+                "predicted": comparison.predicted,
+                "low": comparison.low,
+                "high": comparison.high,
+                "error": comparison.error,
+                "error_low": comparison.error_low,
+                "error_high": comparison.error_high,
+            }
+            for comparison in found.comparisons
+        ],
+        "remarks": list(found.remarks),
+        "version": __version__,
+    }
+
+
+def _rows(answer: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return one row for each comparison, with every input in it."""
+    same = {key: value for key, value in answer.items() if key not in {"comparisons", "inputs", "remarks", "profile"}}
+    same["profile"] = answer["profile"]["name"]
+    inputs = {name: [_text(value) for value in item["values"]] for name, item in answer["inputs"].items()}
+    return [{**comparison, **same, "inputs": inputs} for comparison in answer["comparisons"]]
+
+
+def _text(value: Value) -> str:
+    from experiments.validation.inputs import shown
+
+    return "" if value is None else shown(value)
+
+
+def _print_plan(
+    asked: _Asked, given: Mapping[str, tuple[Value, ...]], *, output_format: Format, files: tuple[str, ...]
+) -> None:
+    from dsim.cli.output import emit, show, to_csv, to_json
+    from dsim.profile import profiles_by_role
+    from experiments.validation import settle
+    from experiments.validation.settle import cases
+
+    profiles = profiles_by_role(asked.profiles, extrapolate=asked.extrapolate)
+    inputs = settle(asked.measured, given, profiles=profiles, placement=asked.placement, extrapolate=asked.extrapolate)
+    replays = len(cases(inputs))
+    plan = {**_described(asked), "inputs": _inputs(inputs), "replays": replays, "files": list(files)}
+    if output_format is Format.JSON:
+        emit(to_json(plan))
+    elif output_format is Format.CSV:
+        emit(to_csv([plan]))
+    else:
+        lines = [
+            *introduction(asked.profile, asked=asked.model),
+            f"would replay {_what(asked)}: {number_of(replays, 'run')}",
+        ]
+        show(
+            "\n".join([*lines, *([f"would write {', '.join(files)}"] if files else [])]),
+            _input_table(inputs),
+            color=False,
+        )
+
+
+def _what(asked: _Asked) -> str:
+    measured = asked.measured
+    count = "" if measured.requests is None else f"{len(measured.requests)} requests of "
+    return f"{count}{measured.source} on {asked.placement}, {number_of(asked.placement.num_gpus, 'GPU')}"
+
+
+def _input_table(inputs: tuple[Input, ...]) -> Table:
+    from dsim.cli.output import Table
+    from experiments.validation import Origin
+    from experiments.validation.inputs import ORIGINS
+
+    table = Table(["<input", "<value", "<from", "<note"])
+    for item in inputs:
+        origin = "not known: all tried" if item.origin is Origin.UNKNOWN else ORIGINS[item.origin]
+        table.rows.append([item.name, " | ".join(_text(value) or "none" for value in item.values), origin, item.note])
+    return table
+
+
+def _print(asked: _Asked, found: Validation, answer: dict[str, Any], *, output_format: Format, no_color: bool) -> None:
+    from dsim.cli.output import emit, show, to_csv, to_json, use_color
+
+    if output_format is Format.JSON:
+        emit(to_json(answer))
+        return
+    if output_format is Format.CSV:
+        emit(
+            to_csv(_rows(answer), ["name", "measured", "predicted", "low", "high", "error", "error_low", "error_high"])
+        )
+        return
+    lines = [*introduction(asked.profile, asked=asked.model), f"replayed {_what(asked)}: {_replays(found)}"]
+    if asked.extrapolate:
+        lines.append("extrapolated: steps may lie outside the range that the profile was measured on")
+    lines += found.remarks
+    show("\n".join(lines), _input_table(found.inputs), _comparison_table(found), color=use_color(no_color=no_color))
+
+
+def _replays(found: Validation) -> str:
+    unknown = [item.name for item in found.unknown]
+    if not unknown:
+        return "one run"
+    are = "is" if len(unknown) == 1 else "are"
+    text = f"{number_of(len(found.replays), 'run')}, as {' and '.join(unknown)} {are} not known"
+    if found.without_effect:
+        text += f"; {' and '.join(found.without_effect)} made no difference"
+    return text
+
+
+def _comparison_table(found: Validation) -> Table:
+    from dsim.cli.output import Table
+
+    table = Table(["<", "measured", "predicted", "error"])
+    for comparison in found.comparisons:
+        name, scale = _heading(comparison.name)
+        predicted = (
+            f"[{_figure(comparison.low * scale)}, {_figure(comparison.high * scale)}]"
+            if comparison.predicted is None
+            else _figure(comparison.predicted * scale)
+        )
+        table.rows.append([name, _figure(comparison.measured * scale), predicted, _error(comparison)])
+    return table
+
+
+def _heading(name: str) -> tuple[str, float]:
+    """Return how a statistic is called in print, and by what its value is multiplied there."""
+    if name in _RATES:
+        return _RATES[name], 100.0 if name.startswith("attainment") else 1.0
+    metric, _, statistic = name.partition(".")
+    return f"{_METRICS[metric]} {statistic} ms", 1000.0
+
+
+def _figure(value: float) -> str:
+    return f"{value:,.1f}" if abs(value) >= 100 else f"{value:#.3g}"
+
+
+def _error(comparison: Comparison) -> str:
+    errors = (comparison.error_low, comparison.error_high) if comparison.error is None else (comparison.error,)
+    unit = "points" if comparison.is_share else "%"
+    texts = [f"{100 * error:+.1f}" if math.isfinite(error) else "inf" for error in errors]
+    return f"{texts[0]} {unit}" if len(texts) == 1 else f"[{', '.join(texts)}] {unit}"
