@@ -120,7 +120,8 @@ class AnalyticLatency:
     """Step times of a model on `tp` GPUs as the sum of its kernels' rooflines.
 
     Args:
-        expert_parallel: whole experts on each GPU, instead of a slice of every expert.
+        expert_parallel: whole experts on each GPU, as many on all, instead of a slice of every expert. Attention stays
+            shared out by heads; tokens go to the GPUs of their experts and come back, instead of an all-reduce.
     """
 
     model: Model
@@ -270,7 +271,11 @@ class AnalyticLatency:
         seconds = sum(p.count * self._product_s(p, tokens) for p in self._products)
         seconds += model.expert_layers * self._experts_s(tokens) if model.experts is not None else 0.0
         # After attention, after the MLP, and after the embedding, whose rows are shared out.
-        seconds += (2 * model.layers + 1) * self._all_reduce_s(tokens * model.hidden_size * _ACTIVATION_BYTES)
+        exchanges = model.expert_layers if self.expert_parallel else 0
+        reduces = 2 * model.layers + 1 - exchanges
+        seconds += reduces * self._all_reduce_s(tokens * model.hidden_size * _ACTIVATION_BYTES)
+        if exchanges:
+            seconds += exchanges * self._exchange_s(tokens)
         return seconds + self._elementwise_s(tokens)
 
     def _product_s(self, product: _Product, tokens: float) -> float:
@@ -288,14 +293,41 @@ class AnalyticLatency:
         weights = model.mlp_matrices * model.hidden_size * experts.ffn_size / self.tp
         distinct, rows = experts.distinct(tokens), float(tokens * experts.per_token)
         if self.expert_parallel and self.tp > 1:
-            # The slowest GPU has the most rows: about the largest of tp Poisson numbers.
-            excess = 1 + math.sqrt(2 * math.log(self.tp) * self.tp / rows)
+            excess = self._excess(rows)
             rows, distinct = rows * excess, min(distinct * excess, experts.experts)
         moved = weights * distinct * model.expert_weight_bytes
         moved += rows * (2 * model.hidden_size + 3 * experts.ffn_size / self.tp) * _ACTIVATION_BYTES
         dtype = _computed_in(self.gpu, None if model.quantization is None else model.quantization.dtype)
         compute_s = 2 * weights * rows / _peak_flops_per_s(self.gpu, dtype)
         return self._expert_roofline.time_s(moved / self.gpu.hbm_bytes_per_s, compute_s)
+
+    def _excess(self, rows: float) -> float:
+        """Return how many rows more than the mean the slowest GPU has: about the largest of tp Poisson numbers."""
+        return 1 + math.sqrt(2 * math.log(self.tp) * self.tp / rows)
+
+    def _exchange_s(self, tokens: int) -> float:
+        """Seconds of sending one layer's tokens to the GPUs of their experts, and the sums back.
+
+        Each GPU has its share of the tokens and sends one once to each other GPU that has an expert of it, which are
+        (n − 1)(1 − (1 − 1/n)^k) of n on average; the slowest receives as much more as it has rows more.
+        """
+        experts, tp, hidden = self.model.experts, self.tp, self.model.hidden_size
+        if experts is None or tp == 1:
+            return 0.0
+        others = (tp - 1) * (1 - (1 - 1 / tp) ** experts.per_token)
+        copies = tokens / tp * others * self._excess(tokens * experts.per_token)
+        dtype = _computed_in(self.gpu, None if self.model.quantization is None else self.model.quantization.dtype)
+        there_bytes = 1 if dtype == "fp8" else _ACTIVATION_BYTES
+        efficiency = self.efficiency.all_reduce
+        moved_s = copies * hidden * (there_bytes + _ACTIVATION_BYTES) / self._link_bytes_per_s
+        return 2 * (_WAIT_S + efficiency.fixed_s + efficiency.per_gpu_s * tp) + moved_s / efficiency.share
+
+    @property
+    def _link_bytes_per_s(self) -> float:
+        """Rate of a GPU's link to the others of its instance: the network's where that is larger than a node."""
+        gpu = self.gpu
+        in_reach = self.tp <= max(gpu.gpus_per_node, gpu.scale_up_domain_gpus)
+        return gpu.nvlink_bytes_per_s if in_reach else gpu.network_bytes_per_s
 
     def _elementwise_s(self, tokens: int) -> float:
         """Seconds of norms, rotary positions and activations, all layers; quantising is in the products' times."""
@@ -316,10 +348,7 @@ class AnalyticLatency:
         tp, efficiency = self.tp, self.efficiency.all_reduce
         if tp == 1:
             return 0.0
-        gpu = self.gpu
-        in_reach = tp <= max(gpu.gpus_per_node, gpu.scale_up_domain_gpus)
-        link_bytes_per_s = gpu.nvlink_bytes_per_s if in_reach else gpu.network_bytes_per_s
-        moved_s = 2 * (tp - 1) / tp * num_bytes / link_bytes_per_s
+        moved_s = 2 * (tp - 1) / tp * num_bytes / self._link_bytes_per_s
         return _WAIT_S + efficiency.fixed_s + efficiency.per_gpu_s * tp + moved_s / efficiency.share
 
     @property

@@ -25,7 +25,23 @@ class Evidence(enum.Enum):
 
     MEASURED = "measured"
     KERNELS = "kernels"
+    OTHER_KERNELS = "other-kernels"
     ROOFLINE = "roofline"
+
+
+class ExpertSharing(enum.Enum):
+    """How the GPUs of a stage share a layer's experts: a slice of each, or whole ones."""
+
+    TP = "tp"
+    EP = "ep"
+
+
+class KvDtype(enum.Enum):
+    """What the KV cache is stored in; `auto`: what the model says."""
+
+    AUTO = "auto"
+    BF16 = "bf16"
+    FP8 = "fp8"
 
 
 class PrefillBatching(enum.Enum):

@@ -40,7 +40,7 @@ KEYS: Final = (
     Key("model", "name", _NONE, "that of profile", "the model, as `dsim models` lists them"),
     Key("gpu", "name", _NONE, DEFAULT_GPU, "the GPU, as `dsim gpus` lists them"),
     Key("engine", "name", _NONE, "that with the best evidence", "the serving engine that step times are of"),
-    Key("evidence", "measured, kernels or roofline", _NONE, "the best there is", "what step times must rest on"),
+    Key("evidence", "measured, kernels, other-kernels or roofline", _NONE, "the best there is", "what step times must rest on"),
     Key(
         "profile", "file", _NONE, "shipped, or an estimate", "a latency profile of your own, relative to the sweep file"
     ),

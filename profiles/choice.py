@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final
@@ -12,10 +13,11 @@ from dsim.errors import InputError
 from dsim.gpu import Gpu
 from dsim.hugging_face import is_config, read_config
 from dsim.model import Model
-from dsim.options import Evidence
+from dsim.options import Evidence, ExpertSharing, KvDtype
 from dsim.profile import Profile
 from dsim.profile_file import load_profile
 from dsim.yamlfile import Field
+from profiles.borrow import borrowed_profile
 from profiles.estimate import ENGINES, estimated_profile
 from profiles.shipped import DEFAULT_GPU, find_profile, profile_file, shipped_engines, shipped_profiles
 
@@ -28,6 +30,33 @@ _RANKS: Final = tuple(Evidence)
 _NO_CHANGES: Final[Mapping[str, Field]] = MappingProxyType({})
 
 
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """How a model is run where that is not as its profiles were timed; nothing by default.
+
+    Only step times that are estimated know of it.
+    """
+
+    experts: ExpertSharing = ExpertSharing.TP
+    kv_dtype: KvDtype = KvDtype.AUTO
+
+    def of(self, model: Model) -> Model:
+        """Return the model with this KV cache."""
+        element_bytes = {KvDtype.AUTO: model.kv_element_bytes, KvDtype.BF16: 2, KvDtype.FP8: 1}[self.kv_dtype]
+        return model if element_bytes == model.kv_element_bytes else replace(model, kv_dtype_bytes=element_bytes)
+
+    def changes(self, model: Model) -> str | None:
+        """Return the option that makes steps of the model others than those that are timed, None where none does."""
+        if self.of(model) is not model:
+            return f"--kv-dtype {self.kv_dtype.value}"
+        if self.experts is ExpertSharing.EP and model.experts is not None:
+            return f"--experts {self.experts.value}"
+        return None
+
+
+AS_TIMED: Final = Variant()
+
+
 def choose_profile(
     *,
     model: str | None = None,
@@ -36,6 +65,7 @@ def choose_profile(
     file: Path | None = None,
     evidence: Evidence | None = None,
     changes: Mapping[str, Field] = _NO_CHANGES,
+    variant: Variant = AS_TIMED,
 ) -> Profile:
     """Return the profile of these names with the best evidence, or the one in `file`, which must agree with them.
 
@@ -48,12 +78,17 @@ def choose_profile(
     if file is not None:
         profile = load_profile(file, changes)
         check_agreement(profile, model=model, gpu=gpu, engine=engine, evidence=evidence)
+        option = variant.changes(profile.model)
+        if option is not None:
+            name, _, value = option.partition(" ")
+            hint = "leave it out, or give a profile of steps that are so"
+            raise InputError(name, "does not go with --profile, whose steps are otherwise", value=value, hint=hint)
         return profile
     if model is None:
         hint = "as in --model 13b (dsim models lists them), or give --profile FILE"
         raise InputError("--model", "is needed", hint=hint)
     used_gpu = DEFAULT_GPU if gpu is None else gpu
-    return best_profile(model, used_gpu, engine=engine, evidence=evidence, changes=changes)
+    return best_profile(model, used_gpu, engine=engine, evidence=evidence, changes=changes, variant=variant)
 
 
 def best_profile(
@@ -63,8 +98,9 @@ def best_profile(
     engine: str | None = None,
     evidence: Evidence | None = None,
     changes: Mapping[str, Field] = _NO_CHANGES,
+    variant: Variant = AS_TIMED,
 ) -> Profile:
-    """Return the profile with the best evidence: a shipped one, else an estimate.
+    """Return the profile with the best evidence: a shipped one, one with another engine's kernels, or an estimate.
 
     >>> best_profile("13b", "a100-80g").name, best_profile("llama-2-70b", "h100").name
     ('opt-13b-a100-80g-distserve', 'llama-2-70b-h100-sxm-vllm-2023')
@@ -82,17 +118,46 @@ def best_profile(
     known_model = find_model(model) if named else read_config(Path(model))
     known_gpu = find_gpu(gpu)
     wanted = None if engine is None else engine.strip().lower()
-    path = _best_shipped(known_model, known_gpu, engine=wanted, evidence=evidence) if named else None
-    if path is not None:
-        return load_profile(path, changes)
-    if evidence in {Evidence.MEASURED, Evidence.KERNELS}:
-        what = f"{known_model.name} on {known_gpu.name}" + ("" if engine is None else f" under {engine}")
-        hint = "leave it out for the best there is, or give --profile FILE (docs/profiles.md)"
-        raise InputError("--evidence", f"has no profile of {what}", value=evidence.value, hint=hint)
-    if wanted is not None and wanted not in ENGINES and named and evidence is None:
+    option = variant.changes(known_model)
+    if option is None and named:
+        found = _timed(known_model, known_gpu, engine=wanted, evidence=evidence, changes=changes)
+        if found is not None:
+            return found
+    if evidence not in {None, Evidence.ROOFLINE}:
+        raise _none_with(evidence, known_model, known_gpu, engine=engine, option=option)
+    if wanted is not None and wanted not in ENGINES and named and evidence is None and option is None:
         # What is shipped says what there is to choose from.
         return find_profile(known_model.name, known_gpu.name, engine=wanted)
-    return _estimated(known_model, known_gpu, engine=_ESTIMATED if wanted is None else wanted, changes=changes)
+    used = _ESTIMATED if wanted is None else wanted
+    return _estimated(known_model, known_gpu, engine=used, changes=changes, variant=variant)
+
+
+def _timed(
+    model: Model, gpu: Gpu, *, engine: str | None, evidence: Evidence | None, changes: Mapping[str, Field]
+) -> Profile | None:
+    """Return the best profile that is shipped, or one with another engine's kernels if that is better."""
+    path = None
+    if evidence is not Evidence.OTHER_KERNELS:
+        path = _best_shipped(model, gpu, engine=engine, evidence=evidence)
+    if path is not None and load_profile(path).evidence is not Evidence.ROOFLINE:
+        return load_profile(path, changes)
+    if engine is not None and engine in ENGINES and evidence in {None, Evidence.OTHER_KERNELS}:
+        others = _best_shipped(model, gpu, engine=None, evidence=Evidence.KERNELS, but=engine)
+        if others is not None:
+            return borrowed_profile(load_profile(others, changes), engine)
+    return None if path is None else load_profile(path, changes)
+
+
+def _none_with(
+    evidence: Evidence | None, model: Model, gpu: Gpu, *, engine: str | None, option: str | None
+) -> InputError:
+    what = f"{model.name} on {gpu.name}" + ("" if engine is None else f" under {engine}")
+    what += "" if option is None else f" with {option}"
+    hint = "leave it out for the best there is, or give --profile FILE (docs/profiles.md)"
+    if evidence is Evidence.OTHER_KERNELS and engine is None:
+        hint = "name the engine that has none of its own, as in --engine sglang"
+    value = None if evidence is None else evidence.value
+    return InputError("--evidence", f"has no profile of {what}", value=value, hint=hint)
 
 
 def choose_colocated(
@@ -101,6 +166,7 @@ def choose_colocated(
     engine: str | None = None,
     file: Path | None = None,
     changes: Mapping[str, Field] = _NO_CHANGES,
+    variant: Variant = AS_TIMED,
 ) -> Profile:
     """Return the profile of colocated placements: the measured one where the other engine only runs disaggregated.
 
@@ -126,13 +192,14 @@ def choose_colocated(
         engine = "vllm"
     if engine == used.engine:
         return used
+    wanted, forced = engine.strip().lower(), None if used.evidence is not Evidence.ROOFLINE else Evidence.ROOFLINE
     try:
-        if used.evidence is Evidence.ROOFLINE:
-            wanted = engine.strip().lower()
-            path = _best_shipped(used.model, used.gpu, engine=wanted, evidence=Evidence.ROOFLINE)
-            if path is not None:
-                return load_profile(path, changes)
-            return _estimated(used.model, used.gpu, engine=wanted, changes=changes)
+        if variant == AS_TIMED:
+            found = _timed(used.model, used.gpu, engine=wanted, evidence=forced, changes=changes)
+            if found is not None:
+                return found
+        if forced is not None:
+            return _estimated(used.model, used.gpu, engine=wanted, changes=changes, variant=variant)
         return load_profile(profile_file(model=used.model.name, gpu=used.gpu.name, engine=engine), changes)
     except InputError as error:
         if error.where not in {"--engine", "--gpu", "--model"}:
@@ -164,9 +231,11 @@ def check_agreement(
         raise _contradiction("--engine", engine, f"the profile is for {profile.engine}")
 
 
-def _best_shipped(model: Model, gpu: Gpu, *, engine: str | None, evidence: Evidence | None) -> Path | None:
-    """Return the file with the best evidence, of one engine or of any; None where there is none."""
-    known = shipped_engines(model, gpu)
+def _best_shipped(
+    model: Model, gpu: Gpu, *, engine: str | None, evidence: Evidence | None, but: str | None = None
+) -> Path | None:
+    """Return the file with the best evidence, of one engine or of any but one; None where there is none."""
+    known = {name: path for name, path in shipped_engines(model, gpu).items() if name != but}
     if engine is not None:
         known = {engine: known[engine]} if engine in known else {}
     found = []
@@ -178,11 +247,13 @@ def _best_shipped(model: Model, gpu: Gpu, *, engine: str | None, evidence: Evide
     return min(found)[-1] if found else None
 
 
-def _estimated(model: Model, gpu: Gpu, *, engine: str, changes: Mapping[str, Field]) -> Profile:
+def _estimated(
+    model: Model, gpu: Gpu, *, engine: str, changes: Mapping[str, Field], variant: Variant = AS_TIMED
+) -> Profile:
     if changes:
         rule = f"changes a profile file, and step times of {model.name} on {gpu.name} are estimated without one"
         raise InputError("--profile-set", rule, hint="give profile FILE")
-    return estimated_profile(model, gpu, engine=engine)
+    return estimated_profile(variant.of(model), gpu, engine=engine, experts=variant.experts)
 
 
 def _check_beside(used: Profile, other: Profile, file: Path) -> None:

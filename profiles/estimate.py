@@ -13,7 +13,7 @@ from dsim.errors import InputError, nearest
 from dsim.gpu import Gpu
 from dsim.latency import HostOverhead, ValidRange
 from dsim.model import Model
-from dsim.options import Evidence
+from dsim.options import Evidence, ExpertSharing
 from dsim.pools import Role
 from dsim.profile import BatchLimits, FirstToken, Handover, PointToPoint, Preemption, Profile
 from profiles.kernels.hosts import HOSTS, HostConstants
@@ -57,8 +57,13 @@ ENGINES: Final[Mapping[str, Engine]] = MappingProxyType(
 _SMALL_GPU_BYTES, _SMALL_TOKENS, _SMALL_REQUESTS = 70 * 2**30, 2048, 256
 
 
-def estimated_profile(model: Model, gpu: Gpu, *, engine: str = "vllm") -> Profile:
+def estimated_profile(
+    model: Model, gpu: Gpu, *, engine: str = "vllm", experts: ExpertSharing = ExpertSharing.TP
+) -> Profile:
     """Return a profile with analytic step times for every tensor parallel degree that divides the model.
+
+    Args:
+        experts: how the GPUs of a stage share experts; nothing else where the model has none.
 
     Raises:
         InputError: no such engine, or a GPU about whose kernels nothing is known.
@@ -69,18 +74,20 @@ def estimated_profile(model: Model, gpu: Gpu, *, engine: str = "vllm") -> Profil
         raise InputError("--engine", rule, value=engine, hint=f"{nearest(engine, ENGINES)} or give --profile FILE")
     limits = engine_limits(defaults, gpu)
     valid = ValidRange(chunk_tokens=model.context_tokens, decode_requests=limits.requests)
-    degrees = [tp for tp in range(1, _MOST_TP + 1) if _divides(model, tp)]
-    latency = {tp: analytic_latency(model, gpu, tp, valid_range=valid) for tp in degrees}
-    expected = expected_error(model, gpu)
+    whole = experts is ExpertSharing.EP and model.experts is not None
+    degrees = [tp for tp in range(1, _MOST_TP + 1) if _divides(model, tp, whole_experts=whole)]
+    latency = {tp: analytic_latency(model, gpu, tp, valid_range=valid, expert_parallel=whole) for tp in degrees}
+    expected = expected_error(model, gpu) + ("; experts spread over GPUs were not compared at all" if whole else "")
     return Profile(
-        name=f"{model.name}-{gpu.name}-{engine}-roofline",
+        name="-".join([model.name, gpu.name, engine, "roofline", *_marks(model, whole_experts=whole)]),
         model=model,
         gpu=gpu,
         engine=engine,
         engine_version="estimated",
-        source=_source(gpu, defaults, RULES[engine], host),
+        source=", ".join(["roofline estimate", *_marks(model, whole_experts=whole)])
+        + _source(gpu, defaults, RULES[engine], host),
         latency=latency,
-        host=_host(host),
+        host=host_overhead(host, prompts=True),
         request_s=host.request_s,
         limits={
             Role.PREFILL: BatchLimits(tokens=limits.tokens, requests=limits.requests),
@@ -102,7 +109,7 @@ def estimated_profile(model: Model, gpu: Gpu, *, engine: str = "vllm") -> Profil
         saturation_tokens=_saturation_tokens(latency[degrees[0]]),
         evidence=Evidence.ROOFLINE,
         expected_error=expected,
-        sha256=hashlib.sha256(repr((model, gpu, engine, find_efficiency(gpu))).encode()).hexdigest(),
+        sha256=hashlib.sha256(repr((model, gpu, engine, whole, find_efficiency(gpu))).encode()).hexdigest(),
     )
 
 
@@ -127,7 +134,7 @@ def expected_error(model: Model, gpu: Gpu) -> str:
     if efficiency.like:
         return f"unknown: no kernels of {gpu.name} were timed, {efficiency.like}'s shares of the datasheet are taken"
     dense = model.experts is None and model.quantization is None and model.latent_attention is None
-    if dense and gpu.name in _COMPARED_GPUS:
+    if dense and model.kv_element_bytes == model.dtype_bytes and gpu.name in _COMPARED_GPUS:
         return _DENSE_ERROR
     errors = analytic_latency(model, gpu, 1).kernel_errors
     worst = max(errors, key=lambda kind: errors[kind])
@@ -135,11 +142,11 @@ def expected_error(model: Model, gpu: Gpu) -> str:
     return f"about {share} (that of its {worst}, the least certain kernels); no whole steps to compare with"
 
 
-def _divides(model: Model, tp: int) -> bool:
+def _divides(model: Model, tp: int, *, whole_experts: bool) -> bool:
     experts = model.experts
     widths = [model.attention_heads, model.ffn_size if model.dense_layers else 0]
     if experts is not None:
-        widths += [experts.ffn_size, experts.shared_ffn_size]
+        widths += [experts.experts if whole_experts else experts.ffn_size, experts.shared_ffn_size]
     kv = model.latent_attention is not None or model.kv_heads % tp == 0 or tp % model.kv_heads == 0
     return kv and not any(width % tp for width in widths)
 
@@ -151,9 +158,20 @@ def engine_limits(engine: Engine, gpu: Gpu) -> BatchLimits:
     return BatchLimits(engine.tokens, engine.requests)
 
 
-def _host(host: HostConstants) -> dict[Role, HostOverhead]:
+def _marks(model: Model, *, whole_experts: bool) -> list[str]:
+    """Return words for what is run otherwise than usual."""
+    kv = [] if model.kv_dtype_bytes in {None, model.dtype_bytes} else [f"kv{8 * model.kv_element_bytes}"]
+    return [*(["ep"] if whole_experts else []), *kv]
+
+
+def host_overhead(host: HostConstants, *, prompts: bool) -> dict[Role, HostOverhead]:
+    """Return the host work of each role's launches.
+
+    Args:
+        prompts: what a prompt takes is in a prefill launch, not in its step times.
+    """
     launch = HostOverhead(step_s=host.step_s, sequence_s=host.sequence_s)
-    prefill = HostOverhead(step_s=host.step_s, sequence_s=host.sequence_s + host.prompt_s)
+    prefill = HostOverhead(step_s=host.step_s, sequence_s=host.sequence_s + (host.prompt_s if prompts else 0.0))
     return {Role.PREFILL: prefill, Role.DECODE: launch, Role.COLOCATED: launch}
 
 
@@ -169,6 +187,6 @@ def _source(gpu: Gpu, engine: Engine, memory: MemoryRule, host: HostConstants) -
     efficiency = find_efficiency(gpu)
     like = f" ({efficiency.like}'s, for want of its own)" if efficiency.like else ""
     return (
-        f"roofline estimate: datasheet of {gpu.name} and shares of it that kernels reach{like}, fitted to "
+        f": datasheet of {gpu.name} and shares of it that kernels reach{like}, fitted to "
         f"{efficiency.source}; limits: {engine.source}; memory: {memory.source}; {host.source}"
     )

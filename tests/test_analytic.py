@@ -114,8 +114,44 @@ def test_a_step_reads_the_experts_that_its_tokens_need() -> None:
     assert many > 2 * one
     split = analytic_latency(find_model("qwen3-235b-a22b"), find_gpu("h200"), 8)
     whole = analytic_latency(find_model("qwen3-235b-a22b"), find_gpu("h200"), 8, expert_parallel=True)
-    for tokens in (1, 64, 4096):
-        assert 1 <= whole.prefill_s([(tokens, 0)]) / split.prefill_s([(tokens, 0)]) < 1.5
+    for tokens, least, most in ((1, 1.05, 1.5), (64, 1.0, 1.4), (8192, 0.8, 1.05)):
+        assert least < whole.prefill_s([(tokens, 0)]) / split.prefill_s([(tokens, 0)]) < most
+
+
+@pytest.mark.parametrize("name", ["deepseek-v3", "kimi-k2", "qwen3-30b-a3b", "gpt-oss-120b", "mixtral-8x7b"])
+@pytest.mark.parametrize("tp", [2, 16])
+def test_contract_of_whole_experts(name: str, tp: int) -> None:
+    model, gpu = find_model(name), find_gpu("b200")
+    valid = ValidRange(chunk_tokens=model.context_tokens, decode_requests=64)
+    found = analytic_latency(model, gpu, tp, valid_range=valid, expert_parallel=True)
+    assert [str(v) for v in find_violations(found, model=model, gpu=gpu, tp=tp)] == []
+
+
+def test_tokens_travel_to_their_experts_and_back() -> None:
+    """Beyond all-reduces' latency: the bytes of the GPUs that a token's eight experts lie on."""
+    model, gpu = find_model("qwen3-30b-a3b"), find_gpu("h100")
+    slow = replace(gpu, nvlink_bytes_per_s=1e9)
+    tokens, layers, hidden = 4096, model.layers, model.hidden_size
+    split, whole = (
+        [analytic_latency(model, g, 8, expert_parallel=ep).prefill_s([(tokens, 0)]) for g in (gpu, slow)]
+        for ep in (False, True)
+    )
+    # All-reduces move 2 · 7/8 of the bytes each, one of two a layer is left with whole experts.
+    share = find_efficiency(gpu).all_reduce.share
+    one_s = tokens * hidden * 2 * 2 * 7 / 8 * (1 / 1e9 - 1 / gpu.nvlink_bytes_per_s) / share
+    head_s = 151936 / 8 * 2 * 2 * 7 / 8 * (1 / 1e9 - 1 / gpu.nvlink_bytes_per_s) / share
+    assert split[1] - split[0] == pytest.approx((2 * layers + 1) * one_s + head_s, rel=1e-6)
+    exchange_s = (whole[1] - whole[0] - (layers + 1) * one_s - head_s) / layers
+    gpus = 7 * (1 - (7 / 8) ** 8)
+    mean_s = tokens / 8 * gpus * hidden * 4 * (1 / 1e9 - 1 / gpu.nvlink_bytes_per_s) / share
+    assert mean_s < exchange_s < 1.1 * mean_s
+
+
+def test_fewer_gpus_of_a_few_tokens_hold_their_experts() -> None:
+    """One token's experts on 16 GPUs: the slowest reads more than its share of them, and no more than all."""
+    model = find_model("deepseek-v3")
+    split, whole = (analytic_latency(model, find_gpu("gb200"), 16, expert_parallel=ep) for ep in (False, True))
+    assert split.decode_s(1, 100) < whole.decode_s(1, 100) < 2 * split.decode_s(1, 100)
 
 
 @pytest.mark.parametrize("dtype", WeightDtype)

@@ -14,14 +14,15 @@ from dsim.contract import find_violations
 from dsim.errors import InputError
 from dsim.gpu import Gpu
 from dsim.model import Model, Quantization, WeightDtype
-from dsim.options import Evidence
+from dsim.options import Evidence, ExpertSharing, KvDtype
 from dsim.pools import Parallelism, Role
 from dsim.profile import BatchLimits, profiles_by_role
 from dsim.profile_file import load_profile
-from profiles.choice import best_profile
+from profiles.choice import AS_TIMED, Variant, best_profile, choose_profile
 from profiles.estimate import ENGINES, estimated_profile, expected_error
+from profiles.kernels.hosts import HOSTS
 from profiles.memory import RULES, gpu_token_bytes, kv_capacities, weight_bytes
-from profiles.shipped import find_profile, shipped_profiles
+from profiles.shipped import find_profile, profile_file, shipped_profiles
 from tests.cli import Cli
 from tests.test_hugging_face import QWEN3
 
@@ -209,9 +210,96 @@ def test_without_an_engine_the_best_evidence_decides() -> None:
     assert best_profile("opt-13b", "h100").evidence is Evidence.ROOFLINE
 
 
+def test_an_engine_without_kernels_takes_another_ones() -> None:
+    """Kernel times of vLLM; limits, memory and host work of SGLang. Better than an estimate, worse than its own."""
+    theirs = best_profile("llama-3.1-8b", "h100", engine="vllm")
+    profile = best_profile("llama-3.1-8b", "h100", engine="sglang")
+    assert (profile.evidence, profile.engine) == (Evidence.OTHER_KERNELS, "sglang")
+    assert profile.name == "llama-3.1-8b-h100-sxm-sglang-kernels-of-vllm"
+    assert profile.source.startswith("kernels of vllm (")
+    assert profile.expected_error.endswith("engines differ by 10 to 30 % at the same point")
+    assert profile.latency_at(2).decode_s(8, 8000) == theirs.latency_at(2).decode_s(8, 8000)
+    assert profile.request_s == HOSTS["sglang"].request_s
+    limits = profile.limits[Role.COLOCATED]
+    rule = kv_capacities(profile.model, profile.gpu, "sglang", [1], limits=BatchLimits(8192, 1024))
+    assert profile.kv_tokens(Parallelism(1, 1)) == rule[Parallelism(1, 1)]
+    assert limits.requests <= theirs.latency_at(1).valid_range.decode_requests
+    assert best_profile("llama-3.1-8b", "h100", engine="sglang", evidence=Evidence.OTHER_KERNELS) == profile
+    assert (
+        best_profile("llama-3.1-8b", "h100", engine="sglang", evidence=Evidence.ROOFLINE).evidence is Evidence.ROOFLINE
+    )
+
+
+def test_host_work_of_prompts_is_the_engines_own() -> None:
+    trtllm = best_profile("llama-2-13b", "h100", engine="trtllm")
+    forced = best_profile("llama-2-13b", "h100", engine="vllm", evidence=Evidence.OTHER_KERNELS)
+    assert forced.name.endswith("-vllm-kernels-of-trtllm")
+    two, one = ([(100, 0), (100, 0)], [(200, 0)])
+    mine, theirs = (p.latency_at(1).prefill_s(two) - p.latency_at(1).prefill_s(one) for p in (forced, trtllm))
+    assert theirs - mine == pytest.approx(HOSTS["trtllm"].prompt_s - HOSTS["vllm"].prompt_s, rel=1e-6)
+
+
+def test_order_of_evidence() -> None:
+    """Measured, own kernels, other kernels, estimates: each only where nothing better is."""
+    found = {
+        engine: best_profile("llama-2-70b", "h100", engine=engine).evidence
+        for engine in ("vllm-2023", "vllm", "trtllm", "sglang")
+    }
+    assert list(found.values()) == [Evidence.MEASURED, Evidence.KERNELS, Evidence.KERNELS, Evidence.OTHER_KERNELS]
+    assert best_profile("llama-2-7b", "h100", engine="sglang").evidence is Evidence.ROOFLINE
+    with pytest.raises(
+        InputError, match="--evidence: 'other-kernels' has no profile of llama-2-7b on h100-sxm under sg"
+    ):
+        best_profile("llama-2-7b", "h100", engine="sglang", evidence=Evidence.OTHER_KERNELS)
+    with pytest.raises(InputError, match="; name the engine that has none of its own, as in --engine sglang"):
+        best_profile("llama-2-70b", "h100", evidence=Evidence.OTHER_KERNELS)
+
+
+def test_what_runs_otherwise_than_timed_is_estimated() -> None:
+    fp8_kv = Variant(kv_dtype=KvDtype.FP8)
+    plain, halved = (
+        best_profile("llama-3.1-8b", "h100", variant=v, evidence=e)
+        for v, e in ((AS_TIMED, Evidence.ROOFLINE), (fp8_kv, None))
+    )
+    assert halved.evidence is Evidence.ROOFLINE
+    assert halved.name == "llama-3.1-8b-h100-sxm-vllm-roofline-kv8"
+    one = Parallelism(1, 1)
+    assert halved.kv_tokens(one) == pytest.approx(2 * plain.kv_tokens(one), abs=32)
+    slopes = [p.latency_at(1).decode_s(8, 80_000) - p.latency_at(1).decode_s(8, 8_000) for p in (halved, plain)]
+    assert slopes[1] == pytest.approx(2 * slopes[0])
+    with pytest.raises(
+        InputError, match=r"'kernels' has no profile of llama-3\.1-8b on h100-sxm with --kv-dtype fp8; leave"
+    ):
+        best_profile("llama-3.1-8b", "h100", variant=fp8_kv, evidence=Evidence.KERNELS)
+    # What changes nothing leaves the evidence as it is.
+    same = Variant(ExpertSharing.EP, KvDtype.BF16)
+    assert best_profile("llama-3.1-8b", "h100", variant=same) == best_profile("llama-3.1-8b", "h100")
+    whole = best_profile("qwen3-30b-a3b", "h100", variant=same)
+    assert (whole.evidence, whole.name[-3:]) == (Evidence.ROOFLINE, "-ep")
+    assert whole.sha256 != best_profile("qwen3-30b-a3b", "h100", evidence=Evidence.ROOFLINE).sha256
+    path = profile_file(model="qwen3-30b-a3b", gpu="h100", engine="vllm")
+    with pytest.raises(InputError, match="--experts: 'ep' does not go with --profile, whose steps are otherwise"):
+        choose_profile(file=path, variant=same)
+
+
+@pytest.mark.parametrize("model", ["deepseek-v3", "deepseek-r1", "kimi-k2", "qwen3-235b-a22b", "gpt-oss-120b"])
+def test_models_with_experts_answer_with_whole_ones(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["-m", model, "--gpu", "b200", "-p", "1xP:tp8pp1 + 1xD:tp8pp1", "-r", "2", "-n", "60", "--warmup", "0"]
+    answers = []
+    for experts in ("tp", "ep"):
+        run = Cli(capsys)("simulate", *arguments, "--experts", experts, "--evidence", "roofline", "--format", "json")
+        assert run.code == 0
+        answers.append(json.loads(run.out))
+    assert answers[1]["profile"]["source"].startswith("roofline estimate, ep: ")
+    split, whole = (answer["tpot_s"]["mean"] for answer in answers)
+    assert 0.7 < whole / split < 1.5
+    assert whole != split
+
+
 def test_capacity_within_the_range_holds_for_all_evidence() -> None:
     for evidence in Evidence:
-        profile = best_profile("llama-2-70b", "h100", evidence=evidence)
+        engine = "sglang" if evidence is Evidence.OTHER_KERNELS else None
+        profile = best_profile("llama-2-70b", "h100", engine=engine, evidence=evidence)
         capped = profiles_by_role(profile, extrapolate=False)[Role.DECODE]
         for tp in (4, 8):
             full, most = profile.kv_tokens(Parallelism(tp, 1)), profile.latency[tp].valid_range.context_tokens

@@ -98,11 +98,10 @@ def introduction(profile: Profile, *, asked: str | None) -> list[str]:
 
 
 def evidence_lines(profile: Profile) -> list[str]:
-    """Return how good the numbers are, where they are not measured steps, and what of the model is left out."""
-    lines = []
-    if profile.evidence.value != "measured":
-        error = f"; expected error of a step {profile.expected_error}" if profile.expected_error else ""
-        lines.append(f"evidence: {profile.evidence.value}, no measured steps{error}")
+    """Return how good the numbers are, and what of the model is left out."""
+    error = f"; expected error of a step {profile.expected_error}" if profile.expected_error else ""
+    measured = profile.evidence.value == "measured"
+    lines = [f"evidence: {profile.evidence.value}" + (" steps" if measured else ", no measured steps") + error]
     if profile.model.caveat:
         lines.append(f"caveat: {profile.model.caveat}")
     return lines

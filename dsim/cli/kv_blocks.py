@@ -110,7 +110,7 @@ def kv_reasons(profiles: Mapping[Role, Profile], placement: Placement) -> list[s
         if profiles[pool.role].kv_source(pool.parallelism).value in ("listed", "memory")
     ]
     texts = dict.fromkeys(" ".join(profile.reasons.get("kv", "").split()) for profile in used)
-    return [f"KV blocks by {textwrap.shorten(text, 200, placeholder=' ...')}" for text in texts if text]
+    return [f"KV blocks: {textwrap.shorten(text, 200, placeholder=' ...')}" for text in texts if text]
 
 
 def kv_sources(profiles: Mapping[Role, Profile], placement: Placement) -> dict[str, str]:

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from dsim.cli.config import read_assignments, read_config
-from dsim.options import Evidence, PrefillBatching
+from dsim.options import Evidence, ExpertSharing, KvDtype, PrefillBatching
 
 
 class Format(enum.Enum):
@@ -88,6 +88,16 @@ EngineName = Annotated[
 EvidenceOption = Annotated[
     Evidence | None,
     typer.Option("--evidence", help="What step times must rest on. [default: the best there is]"),
+]
+ExpertsOption = Annotated[
+    ExpertSharing,
+    typer.Option(
+        "--experts",
+        help="How the GPUs of an instance share experts: a slice of each (tp), or whole ones (ep; estimated).",
+    ),
+]
+KvDtypeOption = Annotated[
+    KvDtype, typer.Option("--kv-dtype", help="What the KV cache is stored in; other than the model's is estimated.")
 ]
 ProfileFile = Annotated[
     Path | None,

@@ -24,11 +24,13 @@ from dsim.cli.options import (
     DryRun,
     EngineName,
     EvidenceOption,
+    ExpertsOption,
     Format,
     FormatOption,
     GpuName,
     Jobs,
     KvBlocksText,
+    KvDtypeOption,
     ModelName,
     NoColor,
     OutputDirectory,
@@ -43,7 +45,7 @@ from dsim.cli.options import (
     whole_number,
 )
 from dsim.errors import InputError, by_option
-from dsim.options import Evidence, Options, PrefillBatching, TokenLimit
+from dsim.options import Evidence, ExpertSharing, KvDtype, Options, PrefillBatching, TokenLimit
 from dsim.pools import Placement, Policy, Role
 from dsim.slo import parse_slo
 from dsim.units import parse_share
@@ -84,6 +86,8 @@ def search(
     engine: EngineName = None,
     profile: ProfileFile = None,
     evidence: EvidenceOption = None,
+    experts: ExpertsOption = ExpertSharing.TP,
+    kv_dtype: KvDtypeOption = KvDtype.AUTO,
     colocated_engine: Annotated[
         str | None,
         typer.Option(
@@ -172,6 +176,8 @@ def search(
         engine=engine,
         profile=profile,
         evidence=evidence,
+        experts=experts,
+        kv_dtype=kv_dtype,
         colocated_engine=colocated_engine,
         colocated_profile=colocated_profile,
         gpus=gpus,
@@ -236,6 +242,8 @@ def resolved(
     engine: str | None,
     profile: Path | None,
     evidence: Evidence | None,
+    experts: ExpertSharing = ExpertSharing.TP,
+    kv_dtype: KvDtype = KvDtype.AUTO,
     colocated_engine: str | None,
     colocated_profile: Path | None,
     gpus: int | None,
@@ -260,12 +268,13 @@ def resolved(
     Raises:
         InputError: a value cannot be used.
     """
-    from profiles.choice import choose_colocated, choose_profile
+    from profiles.choice import Variant, choose_colocated, choose_profile
 
     whole("--seed", seed, at_least=0, at_most=2**32 - 1)
     parse_slo(slo)
-    used = choose_profile(model=model, gpu=gpu, engine=engine, file=profile, evidence=evidence)
-    colocated = choose_colocated(used, engine=colocated_engine, file=colocated_profile)
+    variant = Variant(experts, kv_dtype)
+    used = choose_profile(model=model, gpu=gpu, engine=engine, file=profile, evidence=evidence, variant=variant)
+    colocated = choose_colocated(used, engine=colocated_engine, file=colocated_profile, variant=variant)
     asked = Asked(
         model=model,
         workload="sharegpt" if workload is None else workload,

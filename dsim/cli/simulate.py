@@ -19,10 +19,12 @@ from dsim.cli.options import (
     DryRun,
     EngineName,
     EvidenceOption,
+    ExpertsOption,
     Format,
     FormatOption,
     GpuName,
     KvBlocksText,
+    KvDtypeOption,
     ModelName,
     NoColor,
     OutputDirectory,
@@ -37,7 +39,7 @@ from dsim.cli.options import (
     whole_number,
 )
 from dsim.errors import InfeasiblePlacementError, InputError, by_option
-from dsim.options import Options, PrefillBatching, Routing, Window
+from dsim.options import ExpertSharing, KvDtype, Options, PrefillBatching, Routing, Window
 from dsim.pools import Placement, Policy, Role
 from dsim.slo import Slo, parse_slo
 
@@ -65,6 +67,8 @@ def simulate(
     engine: EngineName = None,
     profile: ProfileFile = None,
     evidence: EvidenceOption = None,
+    experts: ExpertsOption = ExpertSharing.TP,
+    kv_dtype: KvDtypeOption = KvDtype.AUTO,
     slo: Annotated[str | None, SloOption] = None,
     rate: Annotated[
         str | None, typer.Option("--rate", "-r", metavar="RATE", help="Requests per second of all instances together.")
@@ -153,11 +157,13 @@ def simulate(
     no_color: NoColor = False,
 ) -> int:
     """Simulate one placement under one workload and print its latencies."""
-    from profiles.choice import choose_profile
+    from profiles.choice import Variant, choose_profile
 
     del config, assignments
     whole("--seed", seed, at_least=0, at_most=2**32 - 1)
-    used = choose_profile(model=model, gpu=gpu, engine=engine, file=profile, evidence=evidence)
+    used = choose_profile(
+        model=model, gpu=gpu, engine=engine, file=profile, evidence=evidence, variant=Variant(experts, kv_dtype)
+    )
     limits = None if slo is None else parse_slo(slo)
     placed = _placement(placement, policy=policy, token_budget=token_budget)
     profiles = with_kv_blocks(dict.fromkeys(Role, used), kv_blocks)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -100,6 +100,7 @@ def _rests_on(profile: Profile) -> str:
     what = {
         Evidence.MEASURED: "whole steps were timed",
         Evidence.KERNELS: "kernels were timed, and their times added up; no whole step was",
+        Evidence.OTHER_KERNELS: "another engine's kernels were timed, and added up; the rest is the engine's own",
         Evidence.ROOFLINE: "nothing of this model was timed: the GPU's datasheet, and shares of it that kernels reach",
     }[profile.evidence]
     error = f"; expected error of a step {profile.expected_error}" if profile.expected_error else ""
@@ -136,15 +137,51 @@ def _error(error: FitError) -> str:
     )
 
 
+#: What every simulation takes for granted.
+_STEPS: Final = "A step takes what the latency profile says; TP degrees that it does not have are refused."
+_ENGINES: Final = (
+    "Engines behave as dsim's semantics say, to the step: first come first served, paged KV block by block, swap "
+    "or recompute when memory runs out, micro-batches with pipeline parallelism."
+)
+_NOTHING_ELSE: Final = (
+    "No failures, no prefix cache beyond the cached_prompt_tokens of a workload, no speculative decoding."
+)
+
+
+def shipped_hashes(names: Collection[str]) -> dict[str, str]:
+    """Return the sha256 of the profiles of these names that come with dsim, by name."""
+    from dsim.profile_file import load_profile
+    from profiles.shipped import shipped_profiles
+
+    return {name: load_profile(path).sha256 for name, path in shipped_profiles() if name in names}
+
+
+def sweep_assumptions(replications: int, *, simulated: bool) -> tuple[str, ...]:
+    """Return what the numbers of a sweep take for granted.
+
+    Args:
+        simulated: whether any of them is from a simulation.
+    """
+    if not simulated:
+        return (_STEPS, "Nothing was simulated: the numbers are those of the latency profile, or of a formula.")
+    intervals = "One run a combination: only a goodput, which is searched for with several runs, has an interval."
+    if replications > 1:
+        intervals = (
+            f"An interval is the 95\u00a0% t interval of the mean over {replications} replications, whose requests "
+            "differ; those of one replication are the same for every combination. It says how well the simulated "
+            "number is known, not how close the simulation is to your servers: for that see the evidence."
+        )
+    return (_STEPS, _ENGINES, _NOTHING_ELSE, intervals)
+
+
 def assumptions(answer: Answer, profiles: Mapping[str, Profile]) -> tuple[str, ...]:
     """Return what the answer takes for granted."""
     found = [
-        "A step takes what the latency profile says; TP degrees that it does not have are refused.",
-        "Engines behave as dsim's semantics say, to the step: first come first served, paged KV block by block, swap "
-        "or recompute when memory runs out, micro-batches with pipeline parallelism.",
+        _STEPS,
+        _ENGINES,
         *_engines(answer, profiles),
         _cluster(answer),
-        "No failures, no prefix cache beyond the cached_prompt_tokens of a workload, no speculative decoding.",
+        _NOTHING_ELSE,
         f"Requests arrive in an open loop ({answer.arrivals}) with {answer.workload} lengths, whether or not earlier "
         "ones have been served.",
     ]
