@@ -142,7 +142,7 @@ SEARCH = [
     ("--evidence", "hearsay", "'hearsay' is not one of"),
     ("--experts", "", "--experts: '' is not one of"),
     ("--kv-dtype", "8", "--kv-dtype: '8' is not one of"),
-    ("--kv-blocks", "decode=many", "--kv-blocks: 'many' must be a whole number; as in 2588, or prefill=2588,decode=3400"),
+    ("--kv-blocks", "decode=many", "--kv-blocks: 'many' must be a whole number; as in 2588, or prefill=2588"),
     ("--gpu", "a101", "--gpu: 'a101' is not a known GPU"),
     ("--engine", "vlm", "--engine: 'vlm' has no latency profile"),
     ("--profile", "{dir}/cut.yaml", "cut.yaml:"),
