@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -79,6 +80,43 @@ def parse_factors(section: Section) -> tuple[Factor, ...]:
         for other in factors[:number]:
             _check_apart(factor, other)
     return factors
+
+
+def check_count(file: Section) -> None:
+    """Refuse a sweep file with more tasks than it can mean, before any value is made.
+
+    What else is wrong with factors or replications is found when they are read.
+
+    Raises:
+        InputError: values of factors times replications are more than `MOST_TASKS`.
+    """
+    field = file.get("factors")
+    try:
+        replications = file.integer("replications", 1, at_least=1)
+        factors = {} if field is None or field.value is None else field.section().fields
+        counts = [_count(factor.section()) for factor in factors.values()]
+    except InputError:
+        return
+    if math.prod(counts) * replications > MOST_TASKS:
+        where = field if field is not None and counts else file.need("replications")
+        count = f"{math.prod(counts)} combinations x {replications} replications"
+        raise where.error_of_key(f"makes more than {MOST_TASKS} tasks ({count})", "take fewer values")
+
+
+def _count(section: Section) -> int:
+    """Return how many values a factor has; 1 where it is wrong."""
+    if "choices" in section:
+        return len(section.need("choices").items())
+    if "range" not in section:
+        return 1
+    ends = section.need("range").section()
+    if "num" in ends:
+        return ends.need("num").integer(at_least=2)
+    if not {"min", "max", "step"} <= set(ends.fields):
+        return 1
+    (low, _), (high, _), (step, _) = (_decimal(ends.need(key)) for key in ("min", "max", "step"))
+    count = (Fraction(high) - Fraction(low)) / Fraction(step) if step > 0 else 0
+    return 1 + math.floor(count) if 0 <= count < MOST_TASKS else 1
 
 
 def row_value(field: Field) -> Scalar:

@@ -181,6 +181,11 @@ class RowsFile:
             if not whole:
                 stack.enter_context(_lock(self.folder / f".lock{self.shard.suffix if self.shard else ''}"))
             yield
+            if whole:
+                # Nobody runs a part now: these are of processes that were killed.
+                for path in self.folder.glob(".lock-*-of-*"):
+                    if path.is_file() and not path.stat().st_size:
+                        path.unlink(missing_ok=True)
 
     @contextlib.contextmanager
     def writer(self) -> Iterator[_Writer]:
@@ -223,6 +228,20 @@ def rows_files(folder: Path) -> list[Path]:
     """Return the files of rows in a folder, the whole one first, then the parts by number."""
     found = {path: match for path in folder.glob("rows*.jsonl") if (match := _ROWS_FILE.fullmatch(path.name))}
     return sorted(found, key=lambda path: (int(found[path]["parts"] or 0), int(found[path]["part"] or 0)))
+
+
+def check_places(folder: Path, names: Iterable[str]) -> None:
+    """Refuse to work where something that is no file has the name of one of the sweep's own.
+
+    Raises:
+        InputError: a directory, say, has the name of a file of rows, of a lock, or one of `names`.
+    """
+    locks = [path.name for path in folder.glob(".lock*")]
+    for name in dict.fromkeys([*(path.name for path in rows_files(folder)), *locks, _CLAIMS, *names]):
+        path = folder / name
+        if path.exists() and not path.is_file():
+            what = "a directory" if path.is_dir() else "something that is no file, named"
+            raise InputError("--output-dir", f"has {what} {name}", value=str(folder), hint="move it away")
 
 
 def claim(folder: Path, files: Mapping[str, str | bytes]) -> None:
@@ -487,9 +506,11 @@ def summarized(rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
         groups.setdefault(tuple(row.factors.values()), []).append(row)
     for group in groups.values():
         good = [row for row in group if row.error is None]
+        factors = group[0].factors
         yield {
-            **group[0].factors,
+            **factors,
             **_summary_of([row.outputs for row in good]),
+            **factors,  # where a column has the name of a factor, as `model`, the file's own word stands
             "replications": len(good),
             "failed": len(group) - len(good),
         }
@@ -601,19 +622,37 @@ def records_of(frame: pd.DataFrame) -> list[dict[str, Any]]:
 
 @contextlib.contextmanager
 def _lock(path: Path, *, shared: bool = False) -> Iterator[None]:
+    """Hold a lock file, which is gone when nobody holds it any more."""
     try:
         import fcntl
     except ImportError:  # not on Windows, where nothing refuses the second process
         yield
         return
-    with path.open("ab") as file:
+    with contextlib.ExitStack() as stack:
+        while True:
+            file = stack.enter_context(path.open("ab"))
+            try:
+                fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+            except BlockingIOError:
+                rule = "is in use: another dsim sweep is running there"
+                hint = "wait until it has ended, or give another directory"
+                raise InputError("--output-dir", rule, value=str(path.parent), hint=hint) from None
+            if _is_at(path, os.fstat(file.fileno())):
+                break
         try:
-            fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
-        except BlockingIOError:
-            rule = "is in use: another dsim sweep is running there"
-            hint = "wait until it has ended, or give another directory"
-            raise InputError("--output-dir", rule, value=str(path.parent), hint=hint) from None
-        yield
+            yield
+        finally:
+            with contextlib.suppress(BlockingIOError):
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # fails while others share it
+                path.unlink(missing_ok=True)
+
+
+def _is_at(path: Path, status: os.stat_result) -> bool:
+    """Return whether an open file is still the one at this path: the last holder of a lock removes it."""
+    try:
+        return os.path.samestat(path.stat(), status)
+    except FileNotFoundError:
+        return False
 
 
 def _drop_torn_line(path: Path) -> None:

@@ -20,7 +20,7 @@ from dsim.workload import names_a_file
 from dsim.yamlfile import Field, Scalar, Section, read_yaml
 from experiments.base import SEEDS, parse_setting
 from experiments.edits import edited, parse_assignment, plain
-from experiments.factors import MOST_TASKS, Factor, parse_factors, row_value
+from experiments.factors import MOST_TASKS, Factor, check_count, parse_factors, row_value
 from experiments.keys import KEYS as SETTING_KEYS
 from experiments.measures import columns
 from experiments.plots import PlotSpec, parse_plot
@@ -178,6 +178,7 @@ def read_outline(path: Path, *, assignments: Sequence[str] = (), quick: bool = F
     """
     tree = read_yaml(path).field
     _check_keys(tree.section())
+    check_count(tree.section())
     original = _factors(tree.section())
     quick_changes = _quick_changes(tree.section())
     changes = [*(quick_changes if quick else ()), *(parse_assignment(text) for text in assignments)]
@@ -185,6 +186,7 @@ def read_outline(path: Path, *, assignments: Sequence[str] = (), quick: bool = F
         _check_change(tree, name, value)
         tree = edited(tree, name, value)
     _check_keys(tree.section())
+    check_count(tree.section())
     values = tree.value
     assert isinstance(values, dict)
     kept = {key: field for key, field in values.items() if key != "quick"}
@@ -284,7 +286,7 @@ def _outline(tree: Field, original: Sequence[Factor], *, folder: Path) -> Outlin
     measured = _measured(base, factors)
     known = frozenset(factor.key for factor in factors) | measured | frozenset(COUNTS)
     for factor in factors:
-        if factor.key in COUNTS or (factor.key in measured and factor.key not in factor.paths):
+        if factor.key in COUNTS or (factor.key not in factor.paths and _is_column(factor.key, measured)):
             rule = "is the name of a column of results, so a linked factor cannot have it"
             raise factor.field.error_of_key(rule, "call it something else, as in system")
     published = _published(section, [*factors, *original], measured)
@@ -292,7 +294,7 @@ def _outline(tree: Field, original: Sequence[Factor], *, folder: Path) -> Outlin
     if len(points) < len(published.points):
         # What is not run, of a quick sweep say, is not compared; the file in the results' folder has to agree.
         tree = _with_points(tree, [point.field for point in points])
-    outline = Outline(
+    return Outline(
         tree=tree,
         folder=folder,
         name=name,
@@ -305,11 +307,16 @@ def _outline(tree: Field, original: Sequence[Factor], *, folder: Path) -> Outlin
         published=replace(published, points=points),
         measured=measured,
     )
-    if outline.num_combinations * replications > MOST_TASKS:
-        count = f"{outline.num_combinations} combinations x {replications} replications"
-        where = section.get("factors") or section.need("replications")
-        raise where.error_of_key(f"makes more than {MOST_TASKS} tasks ({count})", "take fewer values")
-    return outline
+
+
+def _is_column(name: str, measured: Collection[str]) -> bool:
+    """Return whether results may have a column of this name: a metric, a limit of its interval, or a group of some."""
+    group, _, last = name.rpartition(".")
+    return (
+        name in measured
+        or (last in ("low", "high") and group in measured)
+        or any(column.startswith(f"{name}.") for column in measured)
+    )
 
 
 def _measured(base: Section, factors: Sequence[Factor]) -> frozenset[str]:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -340,17 +341,94 @@ def test_the_quick_variant_is_checked_with_the_rest(cli: Cli, tmp_path: Path, ch
     assert not (tmp_path / "out").exists()
 
 
-def test_a_folder_in_the_place_of_a_file_is_seen_before_anything_runs(cli: Cli, file: Path, tmp_path: Path) -> None:
-    (tmp_path / "out" / "summary.csv").mkdir(parents=True)
-    refused = cli.refused("sweep", str(file), "-o", str(tmp_path / "out"), "-j", "1", "--overwrite")
-    assert "has a directory summary.csv" in refused
-    assert not (tmp_path / "out" / "rows.jsonl").exists()
+@pytest.mark.parametrize("more", [(), ("--resume",), ("--overwrite",), ("--shard", "2/4"), ("--dry-run",)])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "summary.csv",
+        "rates.png",
+        "sweep.yaml",
+        "rows.jsonl",
+        "rows-2-of-4.jsonl",
+        ".lock",
+        ".lock-2-of-4",
+        ".made.json",
+    ],
+)
+def test_a_folder_in_the_place_of_a_file_is_seen_before_anything_runs(
+    name: str, more: tuple[str, ...], cli: Cli, file: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "out" / name).mkdir(parents=True)
+    refused = cli.refused("sweep", str(file), "-o", str(tmp_path / "out"), "-j", "1", *more)
+    assert refused == f"--output-dir: {str(tmp_path / 'out')!r} has a directory {name}; move it away"
+    assert [path.name for path in (tmp_path / "out").iterdir()] == [name]
 
 
-def test_a_linked_factor_cannot_have_a_column_s_name(cli: Cli, tmp_path: Path) -> None:
+def test_a_pipe_in_the_place_of_rows_is_not_waited_for(cli: Cli, file: Path, tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    os.mkfifo(tmp_path / "out" / "rows-1-of-2.jsonl")
+    refused = cli.refused("sweep", str(file), "-o", str(tmp_path / "out"), "-j", "1", "--resume")
+    assert "has something that is no file, named rows-1-of-2.jsonl; move it away" in refused
+
+
+#: Names of columns, of limits of their intervals, of groups of them, and of counts.
+@pytest.mark.parametrize(
+    "name",
+    [
+        "num_gpus",
+        "attainment.both.low",
+        "ttft_s.mean.high",
+        "num_requests.low",
+        "attainment",
+        "ttft_s",
+        "missing",
+        "failed",
+    ],
+)
+def test_a_linked_factor_cannot_have_a_column_s_name(name: str, cli: Cli, tmp_path: Path) -> None:
     path = tmp_path / "named.yaml"
-    path.write_text(GOOD.replace("system", "num_gpus"), encoding="utf-8")
-    assert "factors.num_gpus is the name of a column" in cli.refused("sweep", str(path), "-o", str(tmp_path / "out"))
+    text = GOOD.replace("system", name)
+    path.write_text(text, encoding="utf-8")
+    line = text[: text.index(f"  {name}:")].count("\n") + 1
+    words = f"{path}:{line}: factors.{name} is the name of a column of results, so a linked factor cannot have it"
+    assert cli.refused("sweep", str(path), "-o", str(tmp_path / "out")).startswith(words)
+
+
+def test_a_factor_stands_in_results_as_its_file_has_it(cli: Cli, tmp_path: Path) -> None:
+    """`model` is a column of results too, there with the model's own name."""
+    path = tmp_path / "model.yaml"
+    text = GOOD.replace("  system:\n    choices:\n", "  model: {choices: [13b]}\n  system:\n    choices:\n")
+    text = text.replace("  model: opt-13b\n", "").replace("{system: vLLM, rate", "{model: 13b, system: vLLM, rate")
+    path.write_text(text, encoding="utf-8")
+    run = cli("sweep", str(path), "-o", str(tmp_path / "out"), "-j", "1", "--format", "json")
+    answer = json.loads(run.out)
+    assert {row["model"] for row in answer["summary"]} == {"13b"}
+    assert [(row["model"], row["published"]) for row in answer["comparisons"]] == [("13b", 0.9)]
+
+
+@pytest.mark.parametrize(
+    "factors",
+    [
+        "rate_per_gpu: {range: {min: 1, max: 3, num: 1000000}}\n  slo_scale: {range: {min: 1, max: 2, num: 2}}",
+        "rate_per_gpu: {range: {min: 1, max: 2, step: 0.000002}}",
+        "rate_per_gpu: {range: {min: 1, max: 2, step: 0.0001}}\n  slo_scale: {range: {min: 1, max: 9, num: 99, scale: log}}",
+        "rate_per_gpu: {range: {min: 1, max: 2, num: 500001}}",
+    ],
+)
+def test_too_many_tasks_are_refused_before_any_value_is_made(
+    factors: str, cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def value(*_: object) -> None:
+        pytest.fail("a value was made")
+
+    monkeypatch.setattr("experiments.factors._Range.value", value)
+    path = tmp_path / "many.yaml"
+    text = GOOD[: GOOD.index("factors:")] + f"factors:\n  {factors}\nreplications: 2\n"
+    path.write_text(text, encoding="utf-8")
+    refused = cli.refused("sweep", str(path), "--dry-run")
+    assert re.search(
+        r"many.yaml:11: factors makes more than 1000000 tasks \(\d+ combinations x 2 replications\)", refused
+    )
 
 
 def test_a_factor_of_another_name_is_another_sweep(cli: Cli, file: Path, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import csv
+import fcntl
 import io
 import json
 import math
@@ -16,7 +17,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import pytest
 from hypothesis import given
@@ -56,8 +57,8 @@ def whole(small: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, by
 
 
 def files(folder: Path) -> dict[str, bytes]:
-    """Everything in a folder, but for its locks."""
-    return {path.name: path.read_bytes() for path in sorted(folder.iterdir()) if not path.name.startswith(".lock")}
+    """Everything in a folder; locks are gone."""
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
 
 
 def rows(folder: Path) -> int:
@@ -213,8 +214,10 @@ def test_shards_make_the_same_results(cli: Cli, small: Path, whole: dict[str, by
     assert names == ["rows-1-of-3.jsonl", "rows-2-of-3.jsonl"]
     assert [len((folder / name).read_bytes().splitlines()) for name in names] == [20, 20]
     assert "has 40 of the 60 rows" in cli.refused(*base)
+    (folder / ".lock-3-of-3").touch()  # of a process that was killed
     assert cli(*base, "--resume").code == 0
     assert rows(folder) == 20
+    assert not list(folder.glob(".lock*"))
     made = files(folder)
     for name, content in whole.items():
         if name != "rows.jsonl":
@@ -257,7 +260,34 @@ def test_two_processes_do_not_share_a_folder(cli: Cli, small: Path, tmp_path: Pa
         assert words in cli.refused("sweep", str(small), "-o", str(folder))
         assert words in cli.refused("sweep", str(small), "-o", str(folder), "--shard", "1/2")
         assert cli("sweep", str(small), "-o", str(folder), "--shard", "2/2", "-j", "1").code == 0
+        assert (folder / ".lock").exists(), "a part that has ended leaves the lock to those that have not"
+        assert not (folder / ".lock-2-of-2").exists()
+    assert not list(folder.glob(".lock*"))
     assert cli("sweep", str(small), "-o", str(folder), "--shard", "1/2", "-j", "1").code == 0
+    assert not list(folder.glob(".lock*"))
+
+
+def test_a_lock_that_was_removed_meanwhile_is_taken_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its last holder ends, and removes it, between another one's opening and locking: that one must not have it alone."""
+    first, tries = RowsFile(tmp_path).locked(), []
+    first.__enter__()
+    lock = fcntl.flock
+
+    def late(file: BinaryIO, operation: int) -> None:
+        tries.append(operation)
+        if len(tries) == 1:
+            monkeypatch.setattr(fcntl, "flock", lock)
+            first.__exit__(None, None, None)
+            monkeypatch.setattr(fcntl, "flock", late)
+        lock(file, operation)
+
+    monkeypatch.setattr(fcntl, "flock", late)
+    with RowsFile(tmp_path).locked():
+        assert len(tries) == 2
+        assert (tmp_path / ".lock").exists()
+        with pytest.raises(InputError, match="is in use"), RowsFile(tmp_path).locked():
+            pass
+    assert not (tmp_path / ".lock").exists()
 
 
 # Failures
@@ -441,6 +471,8 @@ def test_intervals_texts_lists_and_gaps() -> None:
         "text": "stable; overloaded",
         "flag": True,
         "q": [2.0, 3.0],
+        "q.low": [mean_interval(pair, confidence=0.95).low for pair in ([1.0, 3.0], [2.0, 4.0])],
+        "q.high": [mean_interval(pair, confidence=0.95).high for pair in ([1.0, 3.0], [2.0, 4.0])],
         "gap": None,
         "part.x": None,
         "part.x.low": None,

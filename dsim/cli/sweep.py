@@ -77,7 +77,7 @@ def sweep(
     from dsim.cli.output import OutputFolder
     from experiments.edits import SET
     from experiments.shipped import find_sweep
-    from experiments.store import RowsFile, Shard
+    from experiments.store import RowsFile, Shard, check_places
     from experiments.sweepfile import read_sweep
 
     part = None if shard is None else Shard.parse(shard, "--shard")
@@ -98,6 +98,7 @@ def sweep(
         retry_failed=retry_failed,
         overwrite=overwrite,
     )
+    check_places(folder, asked.targets)
     _present(asked)
     _check_targets(asked, path)
     if dry_run:
@@ -126,6 +127,14 @@ class _Asked:
     def folder(self) -> Path:
         """Where results go."""
         return self.store.folder
+
+    @property
+    def targets(self) -> list[str]:
+        """Names of the files that are made of the rows."""
+        from experiments.store import SWEEP_FILE
+
+        figures = [f"{spec.file}.{suffix}" for spec in self.sweep.outline.plots for suffix in ("svg", "png")]
+        return [SWEEP_FILE, "summary.csv", "summary.json", "compare.csv", *figures]
 
     @property
     def tasks(self) -> Sequence[Task]:
@@ -211,18 +220,13 @@ def _check_targets(asked: _Asked, source: Path) -> None:
     """
     from experiments.store import SWEEP_FILE, check_claims
 
-    folder, outline = asked.folder, asked.sweep.outline
+    folder = asked.folder
     target = folder / SWEEP_FILE
     if target.exists() and source.exists() and target.samefile(source):
         hint = "give another directory, or the file another name"
         raise InputError("--output-dir", f"would replace {source}, the sweep file itself", value=str(folder), hint=hint)
-    figures = [f"{spec.file}.{suffix}" for spec in outline.plots for suffix in ("svg", "png")]
-    names = [SWEEP_FILE, "summary.csv", "summary.json", "compare.csv", *figures]
-    for name in [*names, asked.store.path.name]:
-        if (folder / name).is_dir():
-            raise InputError("--output-dir", f"has a directory {name}", value=str(folder), hint="move it away")
     if not asked.overwrite:
-        check_claims(folder, names)
+        check_claims(folder, asked.targets)
 
 
 def _write(folder: Path, files: Mapping[str, str | bytes]) -> None:
