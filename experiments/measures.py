@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import replace
@@ -25,6 +24,7 @@ from dsim.workload import Workload
 from experiments.keys import QUANTILES
 from experiments.settings import Formula, Measure, Method, Setting, StepPhase, StepSetting
 from experiments.spans import SPANS, quantiles_of, span_s
+from experiments.spent import timed_processes
 from placement import queueing
 from placement.authors import authors_settings
 from placement.result import Operation, SearchResult, State, Trial
@@ -303,23 +303,13 @@ def _searched(setting: Setting, seed: int, jobs: int) -> Columns:
     assert asked is not None
     question = _question(setting, seed)
     described = {"model": question.model.name, "gpu": question.gpu.name, "max_gpus": question.cluster.num_gpus}
-    processes = asked.jobs or jobs
-    with local_processes(processes) as executor:
-        if executor is not None and asked.timing:
-            # Start-up is none of the search's time.
-            list(executor.map(_is_ready, range(processes)))
-        started_s, cpu_s = time.perf_counter(), time.process_time()
+    with timed_processes(asked.jobs or jobs) as (executor, spent):
         if asked.method is Method.AUTHORS:
             found = _by_authors(question, executor)
         else:
             found = _answer(setting, search(question, executor=executor))
-        spent = {"elapsed_s": time.perf_counter() - started_s, "cpu_s": time.process_time() - cpu_s}
-    return {**described, **found, **(spent if asked.timing else {})}
-
-
-def _is_ready(_number: int) -> bool:
-    """Return True once a worker process has imported what it needs to run this."""
-    return True
+    timing = {"elapsed_s": spent.elapsed_s, "cpu_s": spent.cpu_s} if asked.timing else {}
+    return {**described, **found, **timing}
 
 
 def _by_authors(question: Question, executor: Executor | None) -> Columns:
