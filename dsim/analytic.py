@@ -27,6 +27,8 @@ _SAMPLER_S, _LOGIT_PASSES = 25e-6, 4
 #: Ranks do not reach an all-reduce at the same instant, as they do where one is timed alone. Source: one decode step of
 #: Llama-70B in 16 bits on four H100 takes 17.4 ms at batch 1 under vLLM 0.15; its kernels and vLLM's host work, 15.7.
 _WAIT_S = 10e-6
+#: Messages between nodes over RDMA, assumed: what a small one takes, and the share of the network that long ones reach.
+NODE_LATENCY_S, NETWORK_SHARE = 20e-6, 0.8
 
 
 @dataclass(frozen=True, slots=True)
@@ -314,20 +316,24 @@ class AnalyticLatency:
         experts, tp, hidden = self.model.experts, self.tp, self.model.hidden_size
         if experts is None or tp == 1:
             return 0.0
-        others = (tp - 1) * (1 - (1 - 1 / tp) ** experts.per_token)
-        copies = tokens / tp * others * self._excess(tokens * experts.per_token)
+        wanted, node = 1 - (1 - 1 / tp) ** experts.per_token, self._node_gpus
+        copies = tokens / tp * self._excess(tokens * experts.per_token)
         dtype = _computed_in(self.gpu, None if self.model.quantization is None else self.model.quantization.dtype)
         there_bytes = 1 if dtype == "fp8" else _ACTIVATION_BYTES
-        efficiency = self.efficiency.all_reduce
-        moved_s = copies * hidden * (there_bytes + _ACTIVATION_BYTES) / self._link_bytes_per_s
-        return 2 * (_WAIT_S + efficiency.fixed_s + efficiency.per_gpu_s * tp) + moved_s / efficiency.share
+        efficiency, gpu = self.efficiency.all_reduce, self.gpu
+        copy_bytes = copies * wanted * hidden * (there_bytes + _ACTIVATION_BYTES)
+        fixed_s = _WAIT_S + efficiency.fixed_s + efficiency.per_gpu_s * tp
+        inside_s = (node - 1) * copy_bytes / (gpu.nvlink_bytes_per_s * efficiency.share)
+        if node == tp:
+            return 2 * fixed_s + inside_s
+        # Each GPU sends to other nodes over a network card of its own, meanwhile to its own node.
+        across_s = (tp - node) * copy_bytes / (gpu.network_bytes_per_s * NETWORK_SHARE)
+        return 2 * (fixed_s + NODE_LATENCY_S) + max(inside_s, across_s)
 
     @property
-    def _link_bytes_per_s(self) -> float:
-        """Rate of a GPU's link to the others of its instance: the network's where that is larger than a node."""
-        gpu = self.gpu
-        in_reach = self.tp <= max(gpu.gpus_per_node, gpu.scale_up_domain_gpus)
-        return gpu.nvlink_bytes_per_s if in_reach else gpu.network_bytes_per_s
+    def _node_gpus(self) -> int:
+        """GPUs of the instance that one node, or scale-up domain, has."""
+        return min(self.tp, max(self.gpu.gpus_per_node, self.gpu.scale_up_domain_gpus))
 
     def _elementwise_s(self, tokens: int) -> float:
         """Seconds of norms, rotary positions and activations, all layers; quantising is in the products' times."""
@@ -348,8 +354,15 @@ class AnalyticLatency:
         tp, efficiency = self.tp, self.efficiency.all_reduce
         if tp == 1:
             return 0.0
-        moved_s = 2 * (tp - 1) / tp * num_bytes / self._link_bytes_per_s
-        return _WAIT_S + efficiency.fixed_s + efficiency.per_gpu_s * tp + moved_s / efficiency.share
+        gpu, node = self.gpu, self._node_gpus
+        fixed_s = _WAIT_S + efficiency.fixed_s + efficiency.per_gpu_s * tp
+        inside_s = 2 * (node - 1) / node * num_bytes / (gpu.nvlink_bytes_per_s * efficiency.share)
+        if node == tp:
+            return fixed_s + inside_s
+        # Sums of a node, each GPU's part of them between nodes over a network card of its own, and back in the node.
+        nodes = math.ceil(tp / node)
+        across_s = 2 * (nodes - 1) / nodes * num_bytes / (node * gpu.network_bytes_per_s * NETWORK_SHARE)
+        return fixed_s + 2 * NODE_LATENCY_S + inside_s + across_s
 
     @property
     def _matrix_dtype(self) -> WeightDtype | None:

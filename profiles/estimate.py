@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
 
-from dsim.analytic import AnalyticLatency, analytic_latency, find_efficiency
+from dsim.analytic import NETWORK_SHARE, NODE_LATENCY_S, AnalyticLatency, analytic_latency, find_efficiency
 from dsim.errors import InputError, nearest
 from dsim.gpu import Gpu
 from dsim.latency import HostOverhead, ValidRange
@@ -23,8 +23,8 @@ from profiles.memory import RULES, MemoryRule, kv_capacities, usable_bytes
 _MOST_TP = 16
 #: Share of the intra-node link that a transfer reaches, as in profile files that say nothing.
 _LINK_SHARE = 0.8
-#: Tensors that pass from stage to stage, and what a small message between nodes takes over RDMA with NCCL, assumed.
-_SENT_TENSORS, _NODE_LATENCY_S = 2, 20e-6
+#: Tensors that pass from stage to stage.
+_SENT_TENSORS: Final = 2
 #: Prompt tokens at which Lm is looked for, and the share of the best rate that it must reach (as in fitted profiles).
 _LM_TOKENS: Final = (32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
 _LM_SHARE = 0.8
@@ -123,8 +123,8 @@ def point_to_point(gpu: Gpu) -> PointToPoint:
     return PointToPoint(
         latency_s=efficiency.fixed_s + 2 * efficiency.per_gpu_s,
         bandwidth_bytes_per_s=efficiency.share * gpu.nvlink_bytes_per_s / _SENT_TENSORS,
-        node_latency_s=_NODE_LATENCY_S,
-        node_bandwidth_bytes_per_s=_LINK_SHARE * gpu.network_bytes_per_s / _SENT_TENSORS,
+        node_latency_s=NODE_LATENCY_S,
+        node_bandwidth_bytes_per_s=NETWORK_SHARE * gpu.network_bytes_per_s / _SENT_TENSORS,
     )
 
 

@@ -147,6 +147,18 @@ def test_tokens_travel_to_their_experts_and_back() -> None:
     assert mean_s < exchange_s < 1.1 * mean_s
 
 
+def test_all_reduces_between_nodes() -> None:
+    """Sums of a node over NVLink, an eighth of them on each GPU's network card, and 20 µs each way."""
+    model, gpu = find_model("llama-2-70b"), find_gpu("h100")
+    one_node = replace(gpu, gpus_per_node=16, scale_up_domain_gpus=16)
+    two, one = (analytic_latency(model, g, 16).prefill_s([(4096, 0)]) for g in (gpu, one_node))
+    share, n_bytes = find_efficiency(gpu).all_reduce.share, 4096 * 8192 * 2
+    nvlink_s = (2 * 7 / 8 - 2 * 15 / 16) * n_bytes / (gpu.nvlink_bytes_per_s * share)
+    network_s = n_bytes / (8 * 0.8 * gpu.network_bytes_per_s)
+    # The logits, too, are put together between nodes.
+    assert two - one == pytest.approx(161 * (40e-6 + nvlink_s + network_s) + 40e-6, rel=1e-3)
+
+
 def test_fewer_gpus_of_a_few_tokens_hold_their_experts() -> None:
     """One token's experts on 16 GPUs: the slowest reads more than its share of them, and no more than all."""
     model = find_model("deepseek-v3")
