@@ -27,7 +27,7 @@ from experiments.report.interactive import bundle
 from experiments.report.markup import data_block, element, escaped, joined
 from experiments.report.search_page import render_search
 from experiments.report.sections import Report
-from experiments.report.sensitivity import Case, CasePoint, Changed, Sensitivity
+from experiments.report.sensitivity import Case, CasePoint, Changed, RatePoint, Sensitivity
 from placement.statistics import Interval
 from profiles.shipped import find_profile, shipped_profiles
 from tests.cli import Cli
@@ -160,6 +160,63 @@ def test_figures_show_what_their_tables_say(page: Element, folder: Path) -> None
     best = answer_of(folder)["best"]
     assert set(breakdown["queue"]) == {1e3 * best[k]["ttft_parts_s"]["queue"] for k in ("disaggregated", "colocated")}
     assert list(breakdown) == ["queue", "prefill", "(KV transfer and the wait for it)", "(decode admission)"]
+    # Told apart without colour.
+    patterns = [bars["marker"]["pattern"]["shape"] for bars in figures["breakdown"]["data"]]
+    assert len(set(patterns)) == len(patterns)
+
+
+def test_intervals_of_two_placements_do_not_hide_each_other(page: Element) -> None:
+    figures = json.loads(page.identified("figures").source)
+    asked = [cells[1].values[0] for cells in page.table("Attainment around the recommended rate")]
+    first, second = figures["rates"]["data"]
+    for line in (first, second):
+        assert [told[2] for told in line["customdata"]] == asked
+        assert "customdata[2]" in line["hovertemplate"]
+        assert line["x"] == pytest.approx(asked, rel=0.01)
+    assert all(after > before for before, after in zip(first["x"], second["x"], strict=True))
+    # Rows are counted from the top: the recommended placement is the upper one, as in the legend.
+    upper, lower = (dots["y"] for dots in figures["cases"]["data"])
+    assert all(y < other for y, other in zip(upper, lower, strict=True))
+    assert figures["cases"]["layout"]["yaxis"]["range"][0] > figures["cases"]["layout"]["yaxis"]["range"][1]
+
+
+def test_printed_bars_have_their_numbers(page: Element) -> None:
+    drawn = page.identified("utilisation").all("svg")[0]
+    inside = [float(e.text) for e in drawn.all("text") if e.attributes.get("class") == "inside"]
+    busy = [100 * cells[2].values[0] for cells in page.table("Busy time by role")]
+    assert inside == pytest.approx([share for share in busy if share > 15], abs=0.5)
+
+
+@pytest.mark.parametrize(
+    ("recommended", "other", "expected"),
+    [
+        ((0.86, 0.93), (0.5, 0.91), "too close to call"),
+        ((0.90, 0.95), (0.91, 0.96), "both"),
+        ((0.2, 0.3), (0.1, 0.2), "neither"),
+        ((0.91, 0.95), (0.1, 0.2), "recommended: yes, alternative: no"),
+        ((0.89, 0.95), (0.1, 0.2), "recommended: too close to call, alternative: no"),
+        ((0.89, 0.95), None, "too close to call"),
+    ],
+)
+def test_a_rate_meets_the_target_as_far_as_its_interval_tells(
+    folder: Path, recommended: tuple[float, float], other: tuple[float, float] | None, expected: str
+) -> None:
+    answer = read_answer(folder)
+    assert answer.recommended is not None
+    one, two = (None if ends is None else Interval(ends[0], sum(ends) / 2, ends[1]) for ends in (recommended, other))
+    assert one is not None
+    found = Sensitivity(
+        recommended=answer.recommended.placement,
+        other=None if other is None or answer.alternative is None else answer.alternative.placement,
+        rates=(RatePoint(1.0, 2.0, one, two),),
+        cases=(),
+        seed=0,
+        replications=4,
+        counted=4000,
+    )
+    page = parsed(render_search(report_of(folder, sensitivity=found)))
+    (cells,) = page.table("Attainment around the recommended rate")
+    assert cells[-1].text == expected
 
 
 def test_plotly_takes_the_figures(page: Element) -> None:
@@ -578,8 +635,13 @@ def test_a_sweep(sweep: Path, cli: Cli, tmp_path: Path) -> None:
         base64.b64decode(image.attributes["src"].removeprefix("data:image/svg+xml;base64,"))
         == (sweep / "steps.svg").read_bytes()
     )
-    assert image.attributes["alt"].startswith("a <title>")
-    caption = "One row for each combination of factors; in brackets intervals of the mean over replications"
+    assert image.attributes["alt"] == "a <title>: line plot of step (ms) against batch (requests)"
+    evidence = page.identified("evidence").text
+    assert find_profile("13b", "a100-80g", engine="distserve").sha256 in evidence
+    assert "whole steps were timed" in evidence
+    assert "RMSE 1.2 points" in evidence
+    assert "Nothing was simulated" in page.identified("assumptions").text
+    caption = "One row for each combination of factors; in brackets 95 % intervals"
     with (sweep / "summary.csv").open(encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     assert [[cells[0].text, cells[1].values[0]] for cells in page.table(caption)] == [
@@ -597,6 +659,46 @@ def test_a_sweep(sweep: Path, cli: Cli, tmp_path: Path) -> None:
     assert policy.startswith("default-src 'none'; script-src 'none'; ")
     cli("report", str(sweep), "-o", str(tmp_path / "again.html"))
     assert (tmp_path / "again.html").read_bytes() == target.read_bytes()
+
+
+def test_a_sweep_of_hostile_names_whose_files_are_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Labels, notes and paths are texts. Where a trace is gone its runs are still shown, what they rest on is not."""
+    monkeypatch.chdir(tmp_path)
+    trace = """<img src=x onerror=1> "'&.csv"""
+    Path(trace).write_text("arrival_s,prompt_tokens,output_tokens\n0,64,4\n1,64,4\n")
+    label = json.dumps(HOSTILE)
+    Path("s.yaml").write_text(
+        f"""
+dsim_sweep: 1
+about: {label}
+base: {{model: 13b, engine: distserve, trace: {json.dumps(trace)}}}
+factors:
+  system: {{choices: [{{label: {label}, kv_blocks: 900}}, {{label: b, kv_blocks: 1000}}]}}
+  placement: {{choices: [1xP:tp1pp1 + 1xD:tp1pp1]}}
+outputs: [placement, ttft_s.mean]
+plots:
+- {{kind: goodput-bars, x: system, y: ttft_s.mean, file: bars, title: {label}}}
+published:
+  source: {label}
+  points:
+  - {{where: {{system: {label}}}, ttft_s.mean: 0.1, note: {label}}}
+"""
+    )
+    folder = Path("r<e>s'\"&")
+    assert main(["sweep", "s.yaml", "-o", str(folder), "-q", "-j", "1"]) == 0
+    shown = " ".join(HOSTILE.split())
+    for gone in (False, True):
+        page = parsed(reported(folder, page=tmp_path / f"{gone}.html"))
+        assert page.all("script") == page.all("b") == []
+        assert len(page.all("img")) == 1
+        assert shown in page.all("img")[0].attributes["alt"]
+        for identity in ("published", "numbers"):
+            assert shown in page.identified(identity).text, identity
+        cells = page.table("One row for each combination of factors; in brackets 95 % intervals")[0]
+        assert cells[1].all("code")[0].text == "1xP:tp1pp1 + 1xD:tp1pp1"  # which is not broken
+        assert ("Valid range" in page.identified("evidence").text) is not gone
+        Path(trace).unlink(missing_ok=True)
+    assert "cannot be read any more" in page.identified("evidence").text
 
 
 def test_refused_sweeps(sweep: Path, cli: Cli, tmp_path: Path) -> None:

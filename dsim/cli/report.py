@@ -129,6 +129,7 @@ def _search_page(
     context: typer.Context, folder: Path, *, sensitive: bool, seed: int | None, jobs: int, progress: Progress | None
 ) -> str:
     from experiments.report.answer import read_answer
+    from experiments.report.evidence import shipped_hashes
     from experiments.report.interactive import bundle
     from experiments.report.search_page import render_search
     from experiments.report.sections import Report
@@ -149,7 +150,7 @@ def _search_page(
             model_name=display_name(asked.used.model),
             slo=question.slo,
             profiles={role.name.lower(): question.profiles[role] for role in question.roles},
-            shipped=_shipped(question),
+            shipped=shipped_hashes({question.profiles[role].name for role in question.roles}),
             sensitivity=found,
             report_options=tuple(options),
         )
@@ -202,12 +203,3 @@ def _sensitivity(
     other = contenders[1] if len(contenders) > 1 else None
     with local_processes(jobs) as executor:
         return sensitivity(question, contenders[0], other, executor=executor, progress=progress)
-
-
-def _shipped(question: Question) -> dict[str, str]:
-    """Return the sha256 of the profiles of these names that come with dsim, by name."""
-    from dsim.profile_file import load_profile
-    from profiles.shipped import shipped_profiles
-
-    used = {question.profiles[role].name for role in question.roles}
-    return {name: load_profile(path).sha256 for name, path in shipped_profiles() if name in used}

@@ -8,6 +8,9 @@ from typing import TypeAlias
 #: Okabe and Ito's colours as variables of the page's style, told apart with any colour vision; markers differ, too.
 COLOURS = ("blue", "orange", "green", "purple", "yellow")
 MARKERS = ("circle", "square", "diamond", "triangle-up", "x")
+#: Likewise of the ends of bands, and of bars; the first of these is plain.
+DASHES = ("dot", "dash", "dashdot")
+PATTERNS = ("", "/", ".", "x", "\\")
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,10 +6,23 @@ import html
 from typing import Any
 
 from dsim.errors import InputError
-from experiments.report.figures import COLOURS, MARKERS, BarFigure, DotFigure, Figure, Line, LineFigure, Spread
+from experiments.report.figures import (
+    COLOURS,
+    DASHES,
+    MARKERS,
+    PATTERNS,
+    BarFigure,
+    DotFigure,
+    Figure,
+    Line,
+    LineFigure,
+    Spread,
+)
 
 #: Stands for a colour of the page's style, which the script looks up; light and dark pages have their own.
 _COLOUR = "var(--{})"
+#: Share of the axis between lines whose points have the same places.
+_APART = 0.008
 
 
 def bundle() -> str:
@@ -31,7 +44,7 @@ def bundle() -> str:
 def specification(figure: Figure) -> dict[str, Any]:
     """Return data and layout of a figure."""
     if isinstance(figure, LineFigure):
-        return {"data": [_line(line, figure) for line in figure.lines], "layout": _line_layout(figure)}
+        return {"data": _lines(figure), "layout": _line_layout(figure)}
     if isinstance(figure, BarFigure):
         return {"data": _bars(figure), "layout": _bar_layout(figure)}
     return {"data": _dots(figure), "layout": _dot_layout(figure)}
@@ -63,17 +76,27 @@ def _error(spreads: list[Spread | None], colour: str) -> dict[str, Any]:
     }
 
 
-def _line(line: Line, figure: LineFigure) -> dict[str, Any]:
+def _lines(figure: LineFigure) -> list[dict[str, Any]]:
+    """Return the lines; where all have the same places they are moved apart, so that no interval hides another."""
+    places = {line.x for line in figure.lines}
+    span = max((max(x) - min(x) for x in places if x), default=0.0)
+    step = _APART * span if len(places) == 1 < len(figure.lines) else 0.0
+    middle = (len(figure.lines) - 1) / 2
+    return [_line(line, aside=(number - middle) * step) for number, line in enumerate(figure.lines)]
+
+
+def _line(line: Line, *, aside: float) -> dict[str, Any]:
     colour = _colour(line.colour)
     return {
         "type": "scatter",
         "mode": "lines+markers",
         "name": _text(line.name),
-        "x": list(line.x),
+        "x": [x + aside for x in line.x],
         "y": [point.best for point in line.y],
         "error_y": _error(list(line.y), colour),
-        "customdata": [[point.low, point.high] for point in line.y],
-        "hovertemplate": "%{x:.3f} requests/s per GPU<br>%{y:.1f} % (%{customdata[0]:.1f} – %{customdata[1]:.1f} %)"
+        "customdata": [[point.low, point.high, x] for x, point in zip(line.x, line.y, strict=True)],
+        "hovertemplate": "%{customdata[2]:.3f} requests/s per GPU<br>"
+        "%{y:.1f} % (%{customdata[0]:.1f} – %{customdata[1]:.1f} %)"
         f"<extra>{_text(line.name)}</extra>",
         "line": {"color": colour, "width": 2},
         "marker": {"color": colour, "symbol": MARKERS[line.colour % len(MARKERS)], "size": 8},
@@ -86,6 +109,14 @@ def _line_layout(figure: LineFigure) -> dict[str, Any]:
          "fillcolor": _colour(line.colour), "opacity": 0.15, "line": {"width": 0}, "layer": "below"}
         for line in figure.lines
         if line.band is not None
+    ]  # fmt: skip
+    # Ends that can be told apart where bands lie on each other.
+    shapes += [
+        {"type": "line", "xref": "x", "yref": "paper", "x0": end, "x1": end, "y0": 0, "y1": 1, "layer": "below",
+         "line": {"color": _colour(line.colour), "width": 1.5, "dash": DASHES[line.colour % len(DASHES)]}}
+        for line in figure.lines
+        if line.band is not None
+        for end in line.band
     ]  # fmt: skip
     notes: list[dict[str, Any]] = []
     if figure.target is not None:
@@ -115,7 +146,17 @@ def _bars(figure: BarFigure) -> list[dict[str, Any]]:
             "name": _text(part.name),
             "y": [_wrapped(row) for row in figure.rows],
             "x": list(part.values),
-            "marker": {"color": _colour(part.colour), "line": {"color": "var(--page)", "width": 1}},
+            "marker": {
+                "color": _colour(part.colour),
+                "line": {"color": "var(--page)", "width": 1},
+                "pattern": {
+                    "shape": PATTERNS[part.colour % len(PATTERNS)],
+                    "fgcolor": "var(--page)",
+                    "fillmode": "overlay",
+                    "size": 9,
+                    "solidity": 0.15,
+                },
+            },
             "hovertemplate": f"%{{x:.{figure.digits}f}}<extra>{_text(part.name)}</extra>",
         }
         for part in figure.parts
@@ -138,7 +179,7 @@ def _bar_layout(figure: BarFigure) -> dict[str, Any]:
 def _dots(figure: DotFigure) -> list[dict[str, Any]]:
     found = []
     for number, dots in enumerate(figure.dots):
-        colour, shift = _colour(dots.colour), 0.12 * (1 - 2 * number)
+        colour, shift = _colour(dots.colour), 0.12 * (2 * number - 1)  # rows are counted downwards
         found.append(
             {
                 "type": "scatter",

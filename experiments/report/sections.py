@@ -69,7 +69,11 @@ def sections(report: Report) -> tuple[Section, ...]:
         ("utilisation", "What limits it", _utilization(report)),
         ("sensitivity", "What if the assumptions are off by 20 %?", _sensitivity(report)),
         ("assumptions", "Assumptions", [bullets(assumptions(report.answer, report.profiles))]),
-        ("evidence", "Evidence", [_evidence(found) for found in evidence(report.profiles, shipped=report.shipped)]),
+        (
+            "evidence",
+            "Evidence",
+            [profile_evidence(found) for found in evidence(report.profiles, shipped=report.shipped)],
+        ),
         ("reproduce", "How to get this again", _reproduce(report)),
     ]
     return tuple(Section(identity, heading, joined(content)) for identity, heading, content in parts if content)
@@ -462,12 +466,20 @@ def _rate_row(point: RatePoint) -> list[Content]:
 
 
 def _rate_verdict(point: RatePoint, target: float) -> str:
-    meets = point.recommended.best >= target
-    if point.other is None:
-        return "yes" if meets else "no"
-    others = point.other.best >= target
-    return {(True, True): "both", (True, False): "only the recommended", (False, True): "only the alternative",
-            (False, False): "neither"}[meets, others]  # fmt: skip
+    """Return which placements meet the target, as far as their intervals tell."""
+    found = [_meets(spread, target) for spread in (point.recommended, point.other) if spread is not None]
+    if len(found) == 1:
+        return found[0]
+    first, second = found
+    if first == second:
+        return {"yes": "both", "no": "neither"}.get(first, first)
+    return f"recommended: {first}, alternative: {second}"
+
+
+def _meets(spread: Interval, target: float) -> str:
+    if spread.low >= target:
+        return "yes"
+    return "no" if spread.high < target else Verdict.TIED.value
 
 
 def _cases(report: Report, found: Sensitivity) -> list[Html]:
@@ -523,7 +535,8 @@ def _case_row(point: CasePoint) -> list[Content]:
     return cells
 
 
-def _evidence(found: ProfileEvidence) -> Html:
+def profile_evidence(found: ProfileEvidence) -> Html:
+    """Return what is known of a latency profile."""
     pairs: list[tuple[Content, Content]] = [
         ("Used for", words.listed(found.roles)),
         ("Engine", found.engine),

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from experiments.report.figures import COLOURS, BarFigure, Dots, Figure, Line, LineFigure, Spread
+from experiments.report.figures import COLOURS, DASHES, BarFigure, Dots, Figure, Line, LineFigure, Spread
 from experiments.report.markup import Html, element
 
 _WIDTH = 720
@@ -14,6 +14,8 @@ _RIGHT = 16
 #: Width of a letter at the size of the labels, roughly; labels that are longer than the half are cut.
 _LETTER = 7.4
 _MOST_LETTERS = 44
+#: Between lines whose points have the same places.
+_APART = 6.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,8 +119,10 @@ def _lines(figure: LineFigure) -> Html:
     if figure.target is not None:
         content.append(_stroke(left, y(figure.target), _WIDTH - _RIGHT, y(figure.target), "target"))
         content.append(_text(figure.target_name, left + 6, y(figure.target) + 16, class_="muted"))
-    for line in figure.lines:
-        content += _line(line, x, y, top, bottom)
+    together = len({line.x for line in figure.lines}) == 1
+    for number, line in enumerate(figure.lines):
+        aside = _APART * (number - (len(figure.lines) - 1) / 2) if together else 0.0
+        content += _line(line, x, y, top, bottom, aside=aside)
     return _svg(bottom + 46, figure.summary, legend, content)
 
 
@@ -131,7 +135,7 @@ def _ends(figure: LineFigure) -> tuple[float, float]:
     return min(values) - margin, max(values) + margin
 
 
-def _line(line: Line, x: _Scale, y: _Scale, top: float, bottom: float) -> list[Html]:
+def _line(line: Line, x: _Scale, y: _Scale, top: float, bottom: float, *, aside: float) -> list[Html]:
     colour, found = _class(line.colour), []
     if line.band is not None:
         start, end = x(line.band[0]), x(min(line.band[1], x.high))
@@ -139,7 +143,11 @@ def _line(line: Line, x: _Scale, y: _Scale, top: float, bottom: float) -> list[H
             element("rect", x=f"{start:g}", y=f"{top:g}", width=f"{max(end - start, 0):g}", height=f"{bottom - top:g}",
                     class_=f"band {colour}")
         )  # fmt: skip
-    points = [(x(value), spread) for value, spread in zip(line.x, line.y, strict=True)]
+        found += [
+            _stroke(edge, top, edge, bottom, f"edge {DASHES[line.colour % len(DASHES)]} {colour}")
+            for edge in (start, end)
+        ]
+    points = [(x(value) + aside, spread) for value, spread in zip(line.x, line.y, strict=True)]
     found.append(
         element("polyline", points=" ".join(f"{px:g},{y(s.best):g}" for px, s in points), class_=f"line {colour}")
     )
@@ -178,6 +186,9 @@ def _bars(figure: BarFigure) -> Html:
                     element("rect", x=f"{x(start):g}", y=f"{y - 12:g}", width=f"{width:g}", height="24",
                             class_=f"fill {_class(part.colour)}")
                 )  # fmt: skip
+                shown = f"{value:.{0 if value >= 100 else 1}f}"
+                if width > _LETTER * len(shown):
+                    found.append(_text(shown, x(start) + width / 2, y + 4, anchor="middle", class_="inside"))
                 start += value
         return found
 

@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from dsim.errors import InputError
+from dsim.profile import Profile
 from experiments.compare import Comparison, closeness, compare
+from experiments.plots.labels import quantity
+from experiments.plots.spec import PlotSpec
+from experiments.report.evidence import evidence, shipped_hashes, sweep_assumptions
 from experiments.report.markup import Content, Html, bullets, definitions, details, element, joined, number, table
 from experiments.report.page import page, picture
+from experiments.report.sections import profile_evidence
 from experiments.report.words import count_of
-from experiments.store import SweepResults, load_sweep, records_of
+from experiments.settings import Measure
+from experiments.store import SWEEP_FILE, SweepResults, load_sweep, records_of
+from experiments.sweepfile import read_sweep
 
 #: Failed tasks that are listed one by one.
 _MOST_FAILED = 20
+#: A placement, which is not broken in a table.
+_POOLS = r"[0-9]+x[PDC]:tp[0-9]+pp[0-9]+( \+ [0-9]+x[PDC]:tp[0-9]+pp[0-9]+)*"
 
 
 def render_sweep(folder: Path) -> str:
@@ -29,6 +40,7 @@ def render_sweep(folder: Path) -> str:
         ("published", "Beside what was published", _published(results)),
         ("numbers", "Numbers", _numbers(results)),
         ("failed", "Failed tasks", _failed(results)),
+        *_basis(results, folder),
         ("reproduce", "How to get this again", _reproduce(results)),
     ]
     return page(
@@ -45,11 +57,47 @@ def _figures(results: SweepResults, folder: Path) -> list[Html]:
     for spec in results.plots:
         path, title = folder / f"{spec.file}.svg", spec.title or spec.file
         if path.is_file():
-            drawn = picture(path.read_bytes(), kind="image/svg+xml", description=f"{title}: {spec.kind.value} plot")
+            drawn = picture(path.read_bytes(), kind="image/svg+xml", description=f"{title}: {_described(spec)}")
             found.append(element("figure", drawn, element("figcaption", title, "; its numbers are in the table below")))
         else:
             found.append(element("p", f"{path.name} is missing; dsim plot draws it.", class_="note"))
     return found
+
+
+def _described(spec: PlotSpec) -> str:
+    """Return what a figure shows, for those who do not see it."""
+    shown = " and ".join(
+        quantity(spec.value or column).axis for column in (spec.y if spec.value is None else spec.y[:1])
+    )
+    text = f"{spec.kind.value} plot of {shown}"
+    over = [spec.x, *(spec.y if spec.value is not None else ())]
+    against = [quantity(column).axis for column in over if column is not None]
+    text += f" against {' and '.join(against)}" if against else ""
+    return text + (f", by {quantity(spec.series).label}" if spec.series is not None else "")
+
+
+def _basis(results: SweepResults, folder: Path) -> list[tuple[str, str, list[Html]]]:
+    """Return what the numbers take for granted and rest on, as far as the sweep can still be read."""
+    ran = {sha256 for row in results.rows for sha256 in row.profiles.values()}
+    try:
+        settings = [task.setting for task in read_sweep(folder / SWEEP_FILE).tasks]
+    except InputError as error:
+        gone = "What the sweep was made of cannot be read any more, so nothing is said of it: "
+        return [("evidence", "Evidence", [element("p", gone, str(error), class_="note")])]
+    roles: dict[str, dict[str, Profile]] = {}
+    for setting in settings:
+        for role, profile in setting.used.items():
+            roles.setdefault(profile.sha256, {})[role.name.lower()] = profile
+    simulated = any(setting.measure not in {Measure.STEP, Measure.QUEUEING} for setting in settings)
+    found: list[Html] = []
+    if ran - set(roles):
+        changed = f"Changed since the runs, and so not shown: {count_of(len(ran - set(roles)), 'latency profile')}."
+        found.append(element("p", changed, class_="note"))
+    shipped = shipped_hashes({profile.name for used in roles.values() for profile in used.values()})
+    known = [used for sha256, used in sorted(roles.items()) if sha256 in ran]
+    found += [profile_evidence(each) for used in known for each in evidence(used, shipped=shipped)]
+    taken = bullets(sweep_assumptions(results.outline.replications, simulated=simulated))
+    return [("assumptions", "Assumptions", [taken]), ("evidence", "Evidence", found)]
 
 
 def _published(results: SweepResults) -> list[Html]:
@@ -92,8 +140,10 @@ def _numbers(results: SweepResults) -> list[Html]:
         [*(_value(record[key]) for key in keys), *(_metric(record, name) for name in shown)]
         for record in records_of(results.summary)
     ]
-    caption = "One row for each combination of factors; in brackets intervals of the mean over replications"
-    return [table(caption, [*keys, *shown], rows, texts=range(len(keys)))]
+    records = records_of(results.summary)
+    named = [i for i, name in enumerate(shown, len(keys)) if any(isinstance(r.get(name), str) for r in records)]
+    caption = "One row for each combination of factors; in brackets 95 % intervals"
+    return [table(caption, [*keys, *shown], rows, texts=[*range(len(keys)), *named])]
 
 
 def _metric(record: Mapping[str, Any], name: str) -> Content:
@@ -107,6 +157,8 @@ def _metric(record: Mapping[str, Any], name: str) -> Content:
 def _value(value: object) -> Content:
     if value is None:
         return "–"
+    if isinstance(value, str) and re.fullmatch(_POOLS, value):
+        return element("code", value)
     return number(value, f"{value:.4g}") if isinstance(value, float) else str(value)
 
 
