@@ -82,6 +82,10 @@ class Alarm:
         """Whether it will wake at `time_s`."""
         return self._time_s == time_s and self._wake is not None and bool(self._wake.callbacks)
 
+    def cancel(self) -> None:
+        """Do not wake."""
+        self.set(math.inf)
+
     def set(self, time_s: float) -> None:
         """Wake at `time_s`, as the end of a step, and not at the instant set before; never if it is infinite."""
         wake = self._wake

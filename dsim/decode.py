@@ -296,15 +296,13 @@ class SerialDecodeInstance(DecodeInstance):
 
     def settle(self, now_s: float) -> None:
         """Pull and admit where the driver may act; otherwise see to it that it acts at the next boundary."""
+        if self._pulls_in_turn and self._in_flight and self._cruise is not None:
+            self._cut_short(now_s)
         if self._in_flight:
-            in_turn = self._pulls_in_turn
-            if self._cruise is None:
-                if not in_turn:
-                    self._pull_all(now_s)
+            if self._pulls_in_turn:
                 return
-            if in_turn:
-                if self._may_pull() or (not self._stalls and (self.pulled or self.preempted)):
-                    self._plan(now_s, limit=1, split=True)
+            if self._cruise is None:
+                self._pull_all(now_s)
             elif self._may_pull() or self.pulled or self.preempted:
                 self._split(now_s)
                 self._pull_all(now_s)
@@ -321,6 +319,15 @@ class SerialDecodeInstance(DecodeInstance):
             self._pull_all(now_s)
             self._admit()
             self._pull_all(now_s)
+
+    def _cut_short(self, now_s: float) -> None:
+        """Let the cruise end with the step under way where the driver will have something to do then."""
+        if self._may_pull() or (not self._stalls and (self.pulled or self.preempted)):
+            self._plan(now_s, limit=1, split=True)
+            if self._alarm.is_set_for(now_s):
+                # That step ends now; the cruise would have passed it by.
+                self._alarm.cancel()
+                self._end_steps()
 
     def launch(self, now_s: float) -> None:
         """Start the next step, or cruise, if the driver is free."""
@@ -405,12 +412,15 @@ class SerialDecodeInstance(DecodeInstance):
         batch.run_on(course, steps, gaps)
 
     def _on_steps_end(self, _event: simpy.Event) -> None:
+        self._end_steps()
+        self._deployment.touch(self)
+
+    def _end_steps(self) -> None:
         self._commit(self._steps)
         self._cruise = None
         self._in_flight = False
         for job in self._batch.complete():
             self._done(job)
-        self._deployment.touch(self)
 
     def _on_recompute_end(self, jobs: list[Job], _event: simpy.Event) -> None:
         self._in_flight = False

@@ -6,13 +6,14 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Literal
 
 import numpy as np
 
 from dsim.latency import HostOverhead
 from dsim.laws import TOLERANCE_S, BrokenLawError, Facts, Floats, Ints, Law, PrefillBatches, in_turn, never_idle
 from dsim.pools import Policy, Role
-from dsim.profile import BatchLimits, FirstToken, Preemption
+from dsim.profile import BatchLimits, FirstToken, HandoverMode, Preemption
 from dsim.recorder import StepRecord
 
 
@@ -227,6 +228,8 @@ class _DecodeLog:
         """Verify the laws of a decode instance."""
         self._capacity()
         self._stages()
+        self._postings()
+        self._turns()
         self._work()
 
     def _capacity(self) -> None:
@@ -266,22 +269,114 @@ class _DecodeLog:
                 )
             left_s = record.end_s
 
+    @property
+    def _launch_s(self) -> Floats:
+        return np.array([step.record.launch_s for step in self.steps])
+
+    def _pulled(self) -> Ints:
+        """Return the requests that were pulled to this instance."""
+        return np.flatnonzero(
+            (self.facts["decode_instance"] == self.instance) & ~np.isnan(self.facts["transfer_start_s"])
+        )
+
+    def _pending_s(self) -> Floats:
+        """Return the driver time of posting pulls that each launch pays for, at most.
+
+        When a pull was posted is not on record: not before its handover, and not after its transfer began.
+        """
+        posted_s = self._posting_s(self._launch_s, "handover", side="right")
+        paid_s = self._posting_s(np.concatenate([[-np.inf], self._launch_s[:-1]]), "transfer", side="left")
+        pending_s: Floats = posted_s - paid_s
+        return pending_s
+
+    def _posting_s(
+        self, until_s: Floats, since: Literal["handover", "transfer"], *, side: Literal["left", "right"]
+    ) -> Floats:
+        """Return the driver time of posting the pulls handed over, or begun, before each instant; `right`: or at it."""
+        facts, rows, handover = self.facts, self._pulled(), self.facts.handover
+        post_s = handover.post_s + handover.post_block_s * facts.blocks(facts["prompt_tokens"][rows], Role.DECODE)
+        since_s = facts.handed_over_s[rows] if since == "handover" else facts["transfer_start_s"][rows]
+        order = np.argsort(since_s)
+        sums = np.concatenate([[0.0], np.cumsum(post_s[order])])
+        found: Floats = sums[np.searchsorted(since_s[order], until_s, side=side)]
+        return found
+
+    def _postings(self) -> None:
+        """Posting a pull holds the driver at the next launch; but for swaps nothing else makes a step longer."""
+        facts, steps = self.facts, self.steps
+        swaps = facts.pool(Role.DECODE)[1].preemption is Preemption.SWAP
+        hold_s = np.array(
+            [step.record.end_s - step.record.launch_s - step.host_s - self.pp * step.stage_s for step in steps]
+        )
+        if self.pp == 1 and not (swaps and np.any(facts["preemptions"][self._pulled()])):
+            pending_s = self._pending_s()
+            bad = hold_s > pending_s + TOLERANCE_S
+            if bad.any():
+                k = int(np.argmax(bad))
+                raise BrokenLawError(
+                    Law.OVERLAP,
+                    f"{_name(steps[k].record)}: takes {hold_s[k]:.9g} s longer than its host work and kernels, posting "
+                    f"pulls {pending_s[k]:.9g} s at most",
+                )
+        host_s = np.array([step.host_s for step in steps])
+        hold_s[:-1] = np.minimum(hold_s[:-1], np.diff(self._launch_s) - host_s[:-1])
+        needed_s = self._posting_s(self._launch_s, "transfer", side="left")
+        bad = np.cumsum(hold_s) < needed_s - TOLERANCE_S * np.arange(1, len(steps) + 1)
+        if bad.any():
+            k = int(np.argmax(bad))
+            raise BrokenLawError(
+                Law.OVERLAP,
+                f"{_name(steps[k].record)}: posting the pulls before it takes {needed_s[k]:.9g} s, the launches up to "
+                f"it leave {np.cumsum(hold_s)[k]:.9g} s",
+            )
+
+    def _turns(self) -> None:
+        """Pulls that wait for the driver's turn are posted only then; those that stall it hold it to their end."""
+        facts, handover = self.facts, self.facts.handover
+        stalls = handover.stalls_decode
+        if not stalls and handover.mode is not HandoverMode.PULL_AT_STEP:
+            return
+        starts_s, ends_s = facts["transfer_start_s"], facts["transfer_end_s"]
+        freed = _port_ends(facts)
+        launch_s = self._launch_s
+        step_ends_s = np.array([step.record.end_s for step in self.steps])
+        for i in self._pulled().tolist():
+            start_s = float(starts_s[i])
+            begun = int(np.searchsorted(launch_s, start_s))
+            later = int(np.searchsorted(launch_s, start_s, side="right"))
+            if stalls and later < np.searchsorted(launch_s, ends_s[i]):
+                raise BrokenLawError(
+                    Law.OVERLAP, f"{_name(self.steps[later].record)}: the driver waits for the pull of request {i}"
+                )
+            if freed.get(start_s, set()) - {i}:
+                # It waited for a port: when it was posted is not on record.
+                continue
+            in_flight = begun - int(np.searchsorted(step_ends_s, start_s, side="right"))
+            driver_s = launch_s[begun - 1] + self.steps[begun - 1].host_s if begun and self.pp > 1 else 0.0
+            if in_flight >= self.pp or start_s < driver_s - TOLERANCE_S:
+                raise BrokenLawError(
+                    Law.CAUSALITY,
+                    f"request {i}: pulled at {start_s:.12g}, amid {_name(self.steps[begun - 1].record)}, when the "
+                    "driver has no turn",
+                )
+
     def _work(self) -> None:
         """A micro-batch that is ready is launched as soon as the driver is free, unless the driver waits for a pull."""
         facts, last = self.facts, dict[int, StepRecord]()
         here = facts["decode_instance"] == self.instance
         transfer_ends_s = set(facts["transfer_end_s"][here].tolist())
-        stalls = facts.pool(Role.DECODE)[1].handover.stalls_decode
+        stalls = facts.handover.stalls_decode
         preempted = facts["preemptions"] > 0
         # Swaps hold the driver for longer than the log tells.
         known_driver = self.pp == 1 or not bool(np.any(preempted & here))
         staying: set[int] = set(np.flatnonzero(here & ~preempted).tolist())
+        pending_s = self._pending_s().tolist()
         before: _DecodeStep | None = None
-        for step in self.steps:
+        for number, step in enumerate(self.steps):
             record = step.record
             launch_s, previous = record.launch_s, last.get(record.part)
             last[record.part] = record
-            driver_s = 0.0 if before is None else before.record.launch_s + before.host_s
+            driver_s = 0.0 if before is None else before.record.launch_s + before.host_s + pending_s[number - 1]
             ended_s = 0.0 if before is None else before.record.end_s
             before = step
             if launch_s in transfer_ends_s and (stalls or previous is None):
@@ -295,6 +390,15 @@ class _DecodeLog:
             ready_s = previous.end_s if self.pp == 1 else max(previous.end_s, driver_s)
             if launch_s > ready_s + TOLERANCE_S:
                 raise BrokenLawError(Law.WORK, f"{_name(record)}: could be launched at {ready_s:.12g}")
+
+
+def _port_ends(facts: Facts) -> dict[float, set[int]]:
+    """Return the requests whose transfers leave their ports at an instant."""
+    ends: dict[float, set[int]] = {}
+    known = np.flatnonzero(~np.isnan(facts["transfer_end_s"]))
+    for i, end_s in zip(known.tolist(), facts["transfer_end_s"][known].tolist(), strict=True):
+        ends.setdefault(end_s, set()).add(i)
+    return ends
 
 
 # Colocated instances
