@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
@@ -52,12 +52,14 @@ class Circuit:
         "driver_free_s",
         "driver_s",
         "end_s",
+        "last_launch_s",
         "ready_s",
         "stage_s",
     )
 
     def __init__(self, *, parts: int, stages: int) -> None:
         self.driver_free_s = 0.0
+        self.last_launch_s = -math.inf
         #: When the step in flight of each batch ends; infinite where none is.
         self.end_s = [math.inf] * parts
         #: Since when each batch has been out of flight.
@@ -93,6 +95,7 @@ class Circuit:
             kernel_s: time in all stages together.
         """
         stage_s = kernel_s / len(self._stages.free_s)
+        self.last_launch_s = now_s
         self.driver_free_s = now_s + hold_s
         self._driver_due = True
         end_s = self._stages.pass_through(self.driver_free_s, stage_s, stage_s)
@@ -176,17 +179,24 @@ class Circuit:
         return min(max(min(courses, key=_ready).ready_s, driver_free_s), deadline_s)
 
     def commit(
-        self, now_s: float, batches: list[RunningBatch], land: Callable[[int, float], None], gaps: Gaps | None
+        self,
+        now_s: float,
+        batches: list[RunningBatch],
+        land: Callable[[int, float], None],
+        gaps: Gaps | None,
+        *,
+        through: bool = False,
     ) -> None:
         """Make the planned launches that began before `now_s` happen, and land the steps that have ended.
 
         Args:
             batches: all of them, by index.
             land: called with index and instant for each step that ends; it settles what the step produced.
+            through: also launches that are due now.
         """
         plan, self._plan = self._plan, None
         if plan is not None:
-            begun = bisect_left(plan.launch_s, now_s)
+            begun = bisect_right(plan.launch_s, now_s) if through else bisect_left(plan.launch_s, now_s)
             fewest, most = _PLAN_LAUNCHES
             self._plan_launches = min(most, max(fewest, 2 * begun))
             if begun:
@@ -206,6 +216,7 @@ class Circuit:
         gaps: Gaps | None,
     ) -> None:
         driver_free_s, stage_free_s, driver_s, stages_s = plan.after[begun - 1]
+        self.last_launch_s = plan.launch_s[begun - 1]
         self.driver_free_s, self._driver_due = driver_free_s, True
         self._stages.free_s = stage_free_s[:]
         self.driver_s += driver_s

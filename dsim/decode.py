@@ -73,6 +73,10 @@ class DecodeInstance:
         """Do step 4 of an instant: pulls and admissions."""
         raise NotImplementedError
 
+    def follow_launches(self, now_s: float) -> None:
+        """Do step 4 once more, after all launches of this instant, those of a cruise that are due now too."""
+        raise NotImplementedError
+
     def launch(self, now_s: float) -> None:
         """Do step 5 of an instant: launch what can be launched."""
         raise NotImplementedError
@@ -320,6 +324,12 @@ class SerialDecodeInstance(DecodeInstance):
             self._admit()
             self._pull_all(now_s)
 
+    def follow_launches(self, now_s: float) -> None:
+        """Pull what was handed over by the prefills launched just now."""
+        if self._in_flight and self._cruise is not None and self._split(now_s, through=True):
+            self._plan(now_s, limit=None)
+        self.settle(now_s)
+
     def _cut_short(self, now_s: float) -> None:
         """Let the cruise end with the step under way where the driver will have something to do then."""
         if self._may_pull() or (not self._stalls and (self.pulled or self.preempted)):
@@ -386,19 +396,29 @@ class SerialDecodeInstance(DecodeInstance):
         self._steps = steps
         self._alarm.set(course.end_s(steps))
 
-    def _split(self, now_s: float) -> None:
-        """Commit the steps of the cruise that have ended, so that the free blocks are those of this instant."""
+    def _split(self, now_s: float, *, through: bool = False) -> bool:
+        """Commit the steps of the cruise that have ended, so that the free blocks are those of this instant.
+
+        Args:
+            through: also one that ends now, whose follower was launched just now.
+
+        Returns:
+            Whether there were any.
+        """
         course, batch = self._cruise, self._batch
         assert course is not None
         if now_s <= course.start_s:
-            return
-        done = course.steps_until(now_s) - 1
+            return False
+        done = course.steps_until(now_s)
+        if not through or course.end_s(done) > now_s:
+            done -= 1
         if not done:
-            return
+            return False
         self._commit(done)
         batch.advance(1)
         start_s = course.end_s(done)
         self._cruise = self._courses.start(start_s, batch.requests, batch.context)
+        return True
 
     def _commit(self, steps: int) -> None:
         """Account for `steps` completed steps, without those who finish in the last; leaves that one in flight."""
@@ -457,6 +477,14 @@ class PipelinedDecodeInstance(DecodeInstance):
             self._admit()
             if not stalls:
                 self._pull_all(now_s)
+
+    def follow_launches(self, now_s: float) -> None:
+        """Pull what was handed over by the prefills launched just now."""
+        self._commit(now_s, through=True)
+        if self._circuit.last_launch_s == self._circuit.driver_free_s == now_s:
+            # The end of a hold that takes no time comes after this.
+            self._alarm.set(now_s)
+        self.settle(now_s)
 
     def _driver_free(self, now_s: float) -> bool:
         return now_s >= self._circuit.driver_free_s and not self._pulling
@@ -538,8 +566,8 @@ class PipelinedDecodeInstance(DecodeInstance):
         self._commit(self._deployment.clock.now)
         self._deployment.touch(self)
 
-    def _commit(self, now_s: float) -> None:
-        self._circuit.commit(now_s, self.batches, self._land, self._deployment.recorder.gaps)
+    def _commit(self, now_s: float, *, through: bool = False) -> None:
+        self._circuit.commit(now_s, self.batches, self._land, self._deployment.recorder.gaps, through=through)
 
     def _land(self, part: int, end_s: float) -> None:
         """End the step in flight of a micro-batch; whoever finishes does so now."""

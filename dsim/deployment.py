@@ -238,14 +238,14 @@ class Deployment:
     def _follow_launches(self, now_s: float) -> None:
         """Hand over, layer by layer, the prefill batches that were launched just now."""
         self._route_handovers()
-        touched = self._touched
-        touched.sort(key=_instance_order)
-        for instance in touched:
-            instance.settle(now_s)
-        for instance in touched:
+        # Nobody else has been touched since.
+        decodes = [instance for instance in self.decodes if instance.touched]
+        self._touched.clear()
+        for instance in decodes:
+            instance.follow_launches(now_s)
+        for instance in decodes:
             instance.touched = False
             instance.launch(now_s)
-        touched.clear()
 
     def _route_handovers(self) -> None:
         handovers = self._handovers

@@ -258,7 +258,7 @@ def _causality(facts: Facts) -> None:
     _precedes(facts, ("queued", queued_s), ("prefill_start_s", start_s))
     if not facts.decode_only:
         _precedes(facts, ("prefill_start_s", start_s), ("prefill_end_s", end_s), strictly=True)
-    orders = [("prefill_start_s", "prefill_end_s", "decode_start_s")]
+    orders: list[tuple[str, ...]] = [("prefill_start_s", "prefill_end_s", "decode_start_s")]
     if not facts.colocated and not facts.prefill_only:
         _precedes(facts, ("handover", facts.handed_over_s), ("transfer_start_s", facts["transfer_start_s"]))
         handed_over = "prefill_start_s" if facts.layer_wise else "prefill_end_s"

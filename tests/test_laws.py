@@ -19,7 +19,7 @@ from dsim.latency import HostOverhead
 from dsim.laws import BrokenLawError, Law, check_laws
 from dsim.options import Options, Window
 from dsim.pools import Placement, Policy, Role
-from dsim.profile import BatchLimits, FirstToken, Handover
+from dsim.profile import BatchLimits, FirstToken, Handover, HandoverMode
 from dsim.recorder import StepRecord
 from dsim.result import Result
 from dsim.simulate import simulate
@@ -39,8 +39,17 @@ TRACE = make_trace(
 LONE = 30
 
 
-def run(placement: str, *, mode: FirstToken = FirstToken.PREFILL, **options: Any) -> Result:  # noqa: ANN401
+def run(
+    placement: str,
+    *,
+    mode: FirstToken = FirstToken.PREFILL,
+    handover: dict[str, Any] | None = None,
+    **options: Any,  # noqa: ANN401
+) -> Result:
     """Play the trace with slow transfers; the result obeys the laws."""
+    slow = Handover(
+        first_token_from=mode, stalls_decode=False, bandwidth_bytes_per_s=tokens_per_s(1024.0), watermark=1.0
+    )
     profile = make_profile(
         decode=(30.0, 1 / 32, 0.5),
         host={role: HostOverhead(step_s=1 / 1024) for role in Role},
@@ -49,9 +58,7 @@ def run(placement: str, *, mode: FirstToken = FirstToken.PREFILL, **options: Any
             Role.DECODE: BatchLimits(requests=2),
             Role.COLOCATED: BatchLimits(200, 8),
         },
-        handover=Handover(
-            first_token_from=mode, stalls_decode=False, bandwidth_bytes_per_s=tokens_per_s(1024.0), watermark=1.0
-        ),
+        handover=dataclasses.replace(slow, **(handover or {})),
     )
     return simulate(parsed(placement), TRACE, profiles=every_role(profile), options=Options(check=True, **options))
 
@@ -69,6 +76,35 @@ def disaggregated(mode: FirstToken = FirstToken.PREFILL, **options: Any) -> Resu
 
 def logged(mode: FirstToken = FirstToken.PREFILL, **options: Any) -> Result:  # noqa: ANN401
     return disaggregated(mode, log_steps=True, **options)
+
+
+def posting(placement: str = "1xP:tp1pp1 + 1xD:tp1pp1", **handover: Any) -> Result:  # noqa: ANN401
+    """Play the trace with pulls that take 2 ms of the decode loop, every step logged."""
+    return run(placement, handover={"post_s": 2 / 1024, **handover}, log_steps=True, track_itl=False)
+
+
+def layer_wise(**options: Any) -> Result:  # noqa: ANN401
+    return run("1xP:tp1pp1 + 1xD:tp1pp1", handover={"mode": HandoverMode.LAYER_WISE}, **options)
+
+
+def handover_altered(**fields: Any) -> Corruption:  # noqa: ANN401
+    """Return what makes the handover another one than it was in the run."""
+
+    def corrupt(result: Result) -> Result:
+        profile = result.profiles[Role.DECODE]
+        other = dataclasses.replace(profile, handover=dataclasses.replace(profile.handover, **fields))
+        return dataclasses.replace(result, profiles={**result.profiles, Role.DECODE: other})
+
+    return corrupt
+
+
+def pulled_amid_a_step(result: Result) -> Result:
+    """Move a transfer that its posting alone delayed into the step that ended then."""
+    starts_s, ends_s = result.columns["transfer_start_s"], result.columns["transfer_end_s"]
+    posted = next(i for i in range(5, LONE) if not np.isnan(starts_s[i]) and starts_s[i] not in ends_s)
+    starts_s[posted] -= 1 / 4096
+    ends_s[posted] -= 1 / 4096
+    return result
 
 
 def altered(name: str, row: int, value: object) -> Corruption:
@@ -313,6 +349,50 @@ CORRUPTIONS: dict[str, tuple[Law, Callable[[], Result], Corruption]] = {
         pausing_decode,
     ),
     "idle colocated": (Law.WORK, lambda: run("1xC:tp1pp2", log_steps=True), late_colocated),
+    "handed over before the second hop": (
+        Law.CAUSALITY,
+        lambda: run("1xP:tp1pp1 + 1xD:tp1pp1", handover={"hop_s": 4 / 1024}),
+        handover_altered(hop_s=5 / 1024),
+    ),
+    "pulled before its prefill began": (Law.CAUSALITY, layer_wise, moved(LONE, -0.1, "transfer_start_s")),
+    "layer-wise, but not here": (Law.CAUSALITY, layer_wise, handover_altered(mode=HandoverMode.DIRECT)),
+    "there before its last layer": (
+        Law.PORTS,
+        layer_wise,
+        lambda result: altered("transfer_end_s", LONE, result.columns["prefill_end_s"][LONE])(result),
+    ),
+    "a pull at no turn of the driver": (
+        Law.CAUSALITY,
+        lambda: run(
+            "4xP:tp1pp1 + 1xD:tp1pp1",
+            handover={"mode": HandoverMode.PULL_AT_STEP, "bandwidth_bytes_per_s": tokens_per_s(1 << 20)},
+            log_steps=True,
+        ),
+        pulled_amid_a_step,
+    ),
+    "a launch while a pull stalls": (
+        Law.OVERLAP,
+        lambda: run(
+            "1xP:tp1pp1 + 1xD:tp1pp1",
+            handover={"mode": HandoverMode.PULL_AT_STEP},
+            log_steps=True,
+        ),
+        handover_altered(mode=HandoverMode.DIRECT, stalls_decode=True),
+    ),
+    "posting takes no time": (Law.OVERLAP, logged, handover_altered(post_s=1 / 1024)),
+    "posting takes no time of a pipelined driver": (
+        Law.OVERLAP,
+        lambda: run("1xP:tp1pp1 + 1xD:tp1pp2", log_steps=True),
+        handover_altered(post_s=40 / 1024),
+    ),
+    "posting takes longer": (Law.OVERLAP, posting, handover_altered(post_s=1 / 1024)),
+    "posting by blocks takes longer": (
+        Law.OVERLAP,
+        lambda: posting(post_block_s=1 / 1024),
+        handover_altered(post_block_s=0.5 / 1024),
+    ),
+    "the connector takes no time": (Law.OVERLAP, logged, handover_altered(step_s=1 / 1024)),
+    "pausing after a posting": (Law.WORK, lambda: posting("1xP:tp1pp1 + 1xD:tp1pp2"), pausing_decode),
     "overtaken before prefill": (Law.FCFS, disaggregated, exchanged(4, 7, *ALL_TIMES)),
     "overtaken before the pull": (Law.FCFS, disaggregated, exchanged(7, 8, *FROM_PULL)),
     "overtaken before decode": (Law.FCFS, disaggregated, exchanged(20, 22, "decode_start_s", "last_token_s")),
@@ -347,8 +427,11 @@ def test_the_error_says_who_broke_what() -> None:
 @pytest.mark.parametrize("phase", [Role.PREFILL, Role.DECODE])
 @pytest.mark.parametrize("mode", FirstToken)
 @pytest.mark.parametrize("degree", ["tp1pp1", "tp1pp2"])
-def test_hold_for_one_phase(phase: Role, mode: FirstToken, degree: str) -> None:
-    profile = make_profile(handover=Handover(first_token_from=mode), limits={Role.PREFILL: BatchLimits(100, 2)})
+@pytest.mark.parametrize("pulls", HandoverMode)
+def test_hold_for_one_phase(phase: Role, mode: FirstToken, degree: str, pulls: HandoverMode) -> None:
+    hop_s = 0.0 if pulls is HandoverMode.LAYER_WISE else 3 / 1024
+    handover = Handover(first_token_from=mode, mode=pulls, stalls_decode=False, post_s=2 / 1024, hop_s=hop_s)
+    profile = make_profile(handover=handover, limits={Role.PREFILL: BatchLimits(100, 2)})
     placement = Placement.parse(f"2xP:{degree} + 2xD:{degree}")
     for log_steps in (False, True):
         options = Options(check=True, log_steps=log_steps)

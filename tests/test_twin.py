@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from dsim.latency import AffineLatency, Chunk, HostOverhead, LatencyModel, ValidRange
 from dsim.options import Options, Routing
 from dsim.pools import Parallelism, Placement, Policy, Role
-from dsim.profile import BatchLimits, FirstToken, Handover, Preemption, Profile
+from dsim.profile import BatchLimits, FirstToken, Handover, HandoverMode, Preemption, Profile
 from dsim.recorder import TIME_COLUMNS
 from dsim.simulate import simulate
 from dsim.trace import Trace
@@ -90,19 +90,36 @@ def affine(profile: Profile) -> Iterator[tuple[int, AffineLatency]]:
 
 
 @st.composite
+def handovers(draw: st.DrawFn, *, dyadic: bool) -> Handover:
+    """Draw a handover of any mode."""
+    mode = draw(st.sampled_from(HandoverMode))
+
+    def ticks(choices: list[float], factor: float) -> float:
+        # Times without a common measure: rounding may not decide what comes first.
+        return draw(st.sampled_from(choices)) * (1.0 if dyadic else factor) / 1024
+
+    return Handover(
+        first_token_from=draw(st.sampled_from(FirstToken)),
+        mode=mode,
+        stalls_decode=mode is HandoverMode.DIRECT and draw(st.booleans()),
+        latency_s=ticks([0.0, 2.0, 9.0], 1.0371),
+        bandwidth_bytes_per_s=tokens_per_s(draw(st.sampled_from([2.0**8, 2.0**12, float("inf")]))),
+        watermark=draw(st.sampled_from([0.05, 0.25, 1.0])),
+        hop_s=0.0 if mode is HandoverMode.LAYER_WISE else ticks([0.0, 0.0, 1.0, 3.0], 1.0173),
+        post_s=ticks([0.0, 0.0, 1.0, 7.0], 1.0291),
+        post_block_s=ticks([0.0, 0.0, 0.5], 1.0449),
+        step_s=ticks([0.0, 0.0, 0.5], 1.0657),
+    )
+
+
+@st.composite
 def systems(draw: st.DrawFn, *, dyadic: bool) -> System:
     """Draw a placement, a profile under memory pressure, and a workload."""
     scale = 1.0 if dyadic else 1.0371
     colocated = draw(st.booleans())
     longest = draw(st.sampled_from([20, 70]))
     kv_tokens = draw(st.sampled_from([96, 128, 200, 400, 1 << 16]))
-    handover = Handover(
-        first_token_from=draw(st.sampled_from(FirstToken)),
-        stalls_decode=draw(st.booleans()),
-        latency_s=draw(st.sampled_from([0.0, 2.0, 9.0])) * scale / 1024,
-        bandwidth_bytes_per_s=tokens_per_s(draw(st.sampled_from([2.0**8, 2.0**12, float("inf")]))),
-        watermark=draw(st.sampled_from([0.05, 0.25, 1.0])),
-    )
+    handover = draw(handovers(dyadic=dyadic))
     limit = st.sampled_from([1, 2, 4, 64])
     limits = {
         Role.PREFILL: BatchLimits(draw(st.sampled_from([16, 64, 4096])), draw(limit)),
@@ -257,3 +274,39 @@ def test_equals_the_reference_bit_for_bit_with_dyadic_times(system: System) -> N
 @given(systems(dyadic=False))
 def test_equals_the_reference_within_a_nanosecond(system: System) -> None:
     assert_equal_to_reference(system, tolerance_s=1e-9)
+
+
+def at_once(mode: HandoverMode, placement: str, *, post_s: float, latency_s: float = 0.0) -> System:
+    """Return a system in which many things happen at the same instants: every step takes 4 ticks."""
+    profile = make_profile(
+        prefill=(4.0, 0.0, 0.0),
+        decode=(4.0, 0.0, 0.0),
+        limits={Role.PREFILL: BatchLimits(requests=1)},
+        handover=Handover(mode=mode, stalls_decode=False, watermark=1.0, post_s=post_s, latency_s=latency_s),
+    )
+    trace = make_trace([4.0 * i for i in range(24)], [16] * 24, [7 + i % 5 for i in range(24)])
+    return System(Placement.parse(placement), profile, trace, Options(check=True))
+
+
+@pytest.mark.parametrize("mode", HandoverMode)
+@pytest.mark.parametrize("placement", ["1xP:tp1pp1 + 2xD:tp1pp1", "2xP:tp1pp2 + 1xD:tp1pp1", "1xP:tp1pp1 + 2xD:tp1pp2"])
+def test_handovers_at_the_instants_of_steps(mode: HandoverMode, placement: str) -> None:
+    """A step that ends as a prefill is launched has its follower launched before a layer-wise pull is posted."""
+    assert_equal_to_reference(at_once(mode, placement, post_s=1 / 1024, latency_s=2 / 1024), tolerance_s=0.0)
+    assert_equal_to_reference(at_once(mode, placement, post_s=4 / 1024), tolerance_s=0.0)
+
+
+@pytest.mark.parametrize(("mode", "stalls"), [(HandoverMode.DIRECT, True), (HandoverMode.PULL_AT_STEP, False)])
+def test_pulls_of_one_instant_are_in_order_of_instance(mode: HandoverMode, stalls: bool) -> None:
+    """Instance 0, in the middle of a request, is between two steps as both are handed a prompt: it pulls first."""
+    profile = make_profile(
+        prefill=(4.0, 0.0, 0.0),
+        decode=(4.0, 0.0, 0.0),
+        handover=Handover(mode=mode, stalls_decode=stalls, watermark=1.0, latency_s=4 / 1024),
+    )
+    trace = make_trace([0.0, 0.0, 8.0, 8.0], [16] * 4, [9, 2, 2, 2])
+    options = Options(check=True, decode_routing=Routing.ROUND_ROBIN)
+    system = System(Placement.parse("1xP:tp1pp1 + 2xD:tp1pp1"), profile, trace, options)
+    result = simulate(system.placement, trace, profiles=profile, options=options)
+    assert (1024 * result.columns["transfer_start_s"]).tolist() == [4, 8, 12, 16]
+    assert_equal_to_reference(system, tolerance_s=0.0)
