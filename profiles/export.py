@@ -38,7 +38,7 @@ class Subject:
 
     Args:
         host: the whole `host` section, where something other than the rows says it.
-        sections: likewise `limits` and `kv`.
+        sections: likewise `limits`, `p2p` and `kv`.
         range_reason: what the rows span, where it is more than was timed.
         evidence: what the rows are.
         expected_error: how far steps may be off, in words; empty where nobody said.
@@ -87,7 +87,7 @@ def _content(fitted: FittedRows, rows: Rows, rows_bytes: bytes, *, name: str, su
         "latency": {
             tp: _latency(fit.latency, own=fit.latency.valid_range != valid) for tp, fit in fitted.by_tp.items()
         },
-        **({"limits": dict(subject.sections["limits"])} if "limits" in subject.sections else {}),
+        **{name: dict(subject.sections[name]) for name in ("limits", "p2p") if name in subject.sections},
         "host": _host(rows, fitted.host_step_s) if subject.host is None else dict(subject.host),
         "kv": dict(subject.sections["kv"]) if "kv" in subject.sections else _kv(rows.metadata, fitted, subject),
     }

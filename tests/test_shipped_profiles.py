@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from dsim.catalog import models
-from dsim.contract import find_violations
+from dsim.contract import decode_bound_s, find_violations, prefill_bound_s
 from dsim.errors import InfeasiblePlacementError, InputError
 from dsim.latency import AffineLatency
 from dsim.options import Options, PrefillBatching
@@ -288,3 +288,53 @@ def test_every_other_model_is_refused_with_what_exists() -> None:
             continue
         with pytest.raises(InputError, match=f"there are profiles for {', '.join(sorted(known))};"):
             find_profile(model.name, "a100-80g", engine="vllm")
+
+
+#: Fits as their authors printed them: decode falls where the batch passes a threshold.
+PRINTED = frozenset(name for name in NAMES if any(name == key for key, _ in FALLS))
+
+
+@pytest.mark.parametrize("name", [name for name, _ in shipped_profiles()])
+class TestEveryFile:
+    """The contract of latency models, for every file that is shipped, between the points of `find_violations` too."""
+
+    def test_bound_monotone_and_sensitive(self, name: str) -> None:
+        """Reading a file looks for every violation and keeps all of them."""
+        violations = load_profile(dict(shipped_profiles())[name]).violations
+        assert all("decode falls" in violation for violation in violations)
+        assert bool(violations) == (name in PRINTED)
+
+    def test_at_random_places(self, name: str) -> None:
+        profile = load_profile(dict(shipped_profiles())[name])
+        model, gpu = profile.model, profile.gpu
+        rng = np.random.default_rng(1)
+        for tp, latency in profile.latency.items():
+            valid = latency.valid_range
+            longest = int(min(valid.chunk_tokens, model.context_tokens))
+            for _ in range(25):
+                chunk = int(rng.integers(1, int(min(longest, valid.prefill_tokens))))
+                cached = int(rng.integers(0, longest - chunk)) if longest > chunk else 0
+                step_s = latency.prefill_s([(chunk, cached)])
+                assert step_s >= prefill_bound_s([(chunk, cached)], model=model, gpu=gpu, tp=tp)
+                assert latency.prefill_s([(chunk + 1, cached)]) >= step_s
+                assert latency.prefill_s([(chunk, cached + 1)]) >= step_s
+                if 2 * chunk <= valid.prefill_tokens:
+                    assert latency.prefill_s([(chunk, cached)] * 2) >= step_s
+                requests = int(np.exp(rng.uniform(0, np.log(min(valid.decode_requests, 1024)))))
+                context = int(rng.integers(1, max(int(min(longest, valid.context_tokens / requests)), 2)))
+                decode_s = latency.decode_s(requests, requests * context)
+                assert decode_s >= decode_bound_s(requests, requests * context, model=model, gpu=gpu, tp=tp)
+                assert latency.decode_s(requests, requests * (context + 1)) >= decode_s
+                if name not in PRINTED:
+                    assert latency.decode_s(requests + 1, (requests + 1) * context) >= decode_s
+                mixed_s = latency.mixed_s([(chunk, cached)], requests, requests * context)
+                assert mixed_s >= max(step_s, decode_s)
+
+    def test_every_input_counts(self, name: str) -> None:
+        for latency in load_profile(dict(shipped_profiles())[name]).latency.values():
+            decode_s = latency.decode_s(8, 8 * 512)
+            assert latency.decode_s(8, 8 * 1024) > decode_s
+            assert latency.decode_s(64, 64 * 512) > decode_s
+            assert latency.prefill_s([(1024, 0)]) > latency.prefill_s([(512, 0)])
+            assert latency.prefill_s([(512, 512)]) > latency.prefill_s([(512, 0)])
+            assert latency.prefill_s([(512, 0)] * 2) > latency.prefill_s([(512, 0)])

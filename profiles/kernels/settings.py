@@ -7,10 +7,11 @@ from collections.abc import Mapping, Sequence
 from dsim.gpu import Gpu
 from dsim.latency import ValidRange
 from dsim.model import Model
-from profiles.estimate import ENGINES, engine_limits
+from dsim.pools import Parallelism
+from profiles.estimate import ENGINES, engine_limits, point_to_point
 from profiles.export import MEMORY_SHARE
 from profiles.kernels.hosts import HostConstants
-from profiles.memory import RULES, kv_capacities, usable_bytes
+from profiles.memory import RULES, kv_capacities, weight_bytes
 
 _ROLES = ("prefill", "decode", "colocated")
 
@@ -18,7 +19,7 @@ _ROLES = ("prefill", "decode", "colocated")
 def engine_sections(
     model: Model, gpu: Gpu, engine: str, degrees: Sequence[int], valid: ValidRange
 ) -> Mapping[str, Mapping[str, object]]:
-    """Return the sections `limits` and `kv` of an engine; of one that is not known, what the GPU's memory allows.
+    """Return the sections `limits`, `p2p` and `kv` of an engine; of one that is not known, what memory allows alone.
 
     Args:
         valid: where step times hold; no limit is beyond it.
@@ -30,6 +31,7 @@ def engine_sections(
     limits = engine_limits(defaults, gpu)
     tokens = int(min(limits.tokens, valid.prefill_tokens))
     requests = int(min(limits.requests, valid.decode_requests))
+    widest = Parallelism(max(degrees), 1)
     capacities = kv_capacities(model, gpu, engine, degrees, limits=limits)
     return {
         "limits": {
@@ -38,13 +40,32 @@ def engine_sections(
             "colocated": {"tokens": tokens, "requests": requests},
             "reason": f"defaults of {defaults.source}",
         },
+        "p2p": _p2p(gpu),
         "kv": {
             "capacity_tokens": {str(at): capacity for at, capacity in capacities.items() if capacity > 0},
-            "bytes_per_gpu": float(round(usable_bytes(model, gpu, engine, limits=limits))),
+            "bytes_per_gpu": float(round(rule.kv_bytes(model, gpu, widest, limits) + weight_bytes(model, widest))),
             "block_tokens": rule.block_tokens,
             "reason": rule.source,
         },
     }
+
+
+def _p2p(gpu: Gpu) -> Mapping[str, object]:
+    sends = point_to_point(gpu)
+    return {
+        "latency_s": _number(sends.latency_s),
+        "bandwidth_bytes_per_s": _number(sends.bandwidth_bytes_per_s),
+        "across_nodes": {
+            "latency_s": _number(sends.node_latency_s),
+            "bandwidth_bytes_per_s": _number(sends.node_bandwidth_bytes_per_s),
+        },
+        "reason": "assumed, nobody timed it: an all-reduce's latency and share of the link, 80 % of the network's",
+    }
+
+
+def _number(value: float) -> float:
+    """Return the number with four significant digits."""
+    return float(f"{value:.4g}")
 
 
 def host_section(host: HostConstants) -> Mapping[str, object]:

@@ -56,6 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("-o", "--output-dir", type=Path, default=Path(__file__).parents[1] / "data")
     parser.add_argument("--tables", type=Path, default=None, help="directory of the tables; default: the package's")
     options = parser.parse_args(arguments)
+    options.output_dir.mkdir(parents=True, exist_ok=True)
     failed = 0
     for model, gpu, engine in jobs():
         file = options.output_dir / f"{model}-{gpu}-{engine}.yaml"
