@@ -1,10 +1,9 @@
-"""What DistServe measured, and its replay: shared by the validation tests and the table of docs/validation.md."""
+"""What DistServe measured, and its replay: shared by the validation tests and docs/validation.md."""
 
 from __future__ import annotations
 
 import csv
 import functools
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -159,8 +158,8 @@ def roles_of(profile: Profile) -> dict[Role, Profile]:
     return dict.fromkeys(Role, profile)
 
 
-def report(*, seeds: int = 40) -> str:
-    """Return the tables of docs/validation.md: every run and every curve, the bad points included."""
+def runs_report() -> str:
+    """Return the table of every run."""
     lines = [
         "| run | joint attainment, measured | simulated | difference | P90 TTFT s, measured | simulated "
         "| median TPOT ms, measured | simulated |",
@@ -180,7 +179,12 @@ def report(*, seeds: int = 40) -> str:
             )
         rmse = np.sqrt(np.mean(np.square(differences)))
         lines.append(f"| **{kind}** | | | RMSE {rmse:.2f}, worst {np.max(np.abs(differences)):.1f} | | | | |")
-    lines += ["", "| curve | points | mean absolute difference, points | worst |", "|---|---|---|---|"]
+    return "\n".join(lines)
+
+
+def curves_report(*, seeds: int = 40) -> str:
+    """Return the table of every curve."""
+    lines = ["| curve | points | mean absolute difference, points | worst |", "|---|---|---|---|"]
     every: list[float] = []
     for (figure, model, system), values in curve_differences(seeds=seeds).items():
         every += values
@@ -189,7 +193,3 @@ def report(*, seeds: int = 40) -> str:
         lines.append(f"| {name} | {len(values)} | {100 * np.mean(values):.1f} | {100 * max(values):.1f} |")
     lines.append(f"| **all** | {len(every)} | {100 * np.mean(every):.1f} | {100 * max(every):.1f} |")
     return "\n".join(lines)
-
-
-if __name__ == "__main__":
-    sys.stdout.write(report() + "\n")

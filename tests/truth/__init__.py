@@ -1,0 +1,1 @@
+"""Public measurements and their replays: what docs/validation.md prints and the accuracy tests hold bounds on."""
