@@ -19,7 +19,7 @@ from matplotlib.image import imread
 
 from dsim.errors import InputError
 from dsim.yamlfile import parse_yaml
-from experiments.plots import PlotSpec, draw, parse_plot, render, rendered
+from experiments.plots import Kind, PlotSpec, draw, parse_plot, render, rendered
 from experiments.plots.bars import parts_of
 from experiments.plots.lines import crossing, ratio_of
 from experiments.plots.pareto import on_front
@@ -461,11 +461,6 @@ def test_a_heat_map_prints_its_cells() -> None:
         ),
         ("{kind: line, x: system, y: tpot_s.p90}", attainment(), "'system' has texts where numbers are needed"),
         ("{kind: staircase}", trials(), "has several rows for one line"),
-        (
-            "{kind: breakdown, y: [num_gpus, goodput_per_gpu_per_s]}",
-            trials(),
-            "stacks different units: , requests/s per GPU; name columns of one unit",
-        ),
         ("{kind: goodput-bars, x: num_gpus}", trials().assign(num_gpus=3), "'3' has several rows for one bar"),
         ("{kind: cdf, y: num_gpus, series: placement}", trials(), "'num_gpus' must hold 101 quantiles"),
         (
@@ -485,6 +480,12 @@ def test_rows_that_cannot_be_drawn(text: str, frame: pd.DataFrame, message: str)
         figure(text, frame)
     assert message in str(error.value)
     assert str(error.value).startswith("plot ")
+
+
+def test_units_do_not_stack() -> None:
+    mixed = PlotSpec(kind=Kind.BREAKDOWN, file="mixed", x="placement", y=("num_gpus", "goodput_per_gpu_per_s"))
+    with pytest.raises(InputError, match=r"plot mixed: stacks different units: .*; name columns of one unit"):
+        draw(mixed, trials())
 
 
 @pytest.mark.parametrize("values", [[1_000_001.0, 1_000_002.0], [0.1234561, 0.1234562]])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -47,6 +47,9 @@ _BARS_SHARE, _ZOOMED_SHARE = 0.7, 0.58
 #: End-to-end latency less the other parts.
 _DECODE = "decode"
 _E2E = "e2e_s.mean"
+_DECODE_SHARE = "parts_share.decode"
+#: Difference of the latency and the sum of its parts that is taken for none.
+_NEARLY = 0.02
 #: Parts before decoding that are less than this share of the whole are shown again, larger.
 _SMALL = 0.35
 
@@ -161,7 +164,7 @@ def share_of(first: Part, rest: Part) -> Part:
     """Return the first of two parts as a share of both, per cent.
 
     Its interval is that of both together, to the first order: too much of the first and too little of the rest both
-    add to the share.
+    add to the share. That of a share which was measured is narrower.
     """
     whole = np.where(first.size + rest.size > 0, first.size + rest.size, np.nan)
     size = np.nan_to_num(100 * first.size / whole)
@@ -172,11 +175,14 @@ def share_of(first: Part, rest: Part) -> Part:
 
 
 def whole_of(spec: PlotSpec, frame: pd.DataFrame, parts: Sequence[Part]) -> Part:
-    """Return all parts as one, with the interval of the mean end-to-end latency where they add up to it."""
+    """Return all parts as one, with the interval of the mean end-to-end latency where they (nearly) add up to it.
+
+    Requests that lack a part are not in its mean, so that the sum of the means is a little more.
+    """
     whole = joined(parts)
     if quantity(spec.y[0]).unit == "s" and _E2E in frame.columns:
         latency = values_of(frame, _E2E, spec=spec)
-        if latency.errors is not None and np.allclose(whole.size, latency.best, rtol=1e-6):
+        if latency.errors is not None and np.allclose(whole.size, latency.best, rtol=_NEARLY):
             return Part("", whole.size, latency.errors)
     return whole
 
@@ -196,6 +202,9 @@ def breakdown_figure(spec: PlotSpec, summary: pd.DataFrame) -> Figure:
     amounts = _amounts(whole, unit)
     if spec.share:
         before = share_of(before, parts[-1]) if decodes else before
+        if decodes and _DECODE_SHARE in frame.columns:
+            decoding = values_of(frame, _DECODE_SHARE, spec=spec) * 100
+            before = replace(before, errors=before.errors if decoding.errors is None else decoding.errors[::-1])
         parts = [Part(part.label, 100 * part.size / np.where(whole.size > 0, whole.size, np.inf)) for part in parts]
         unit = "%"
     if unit == "%":

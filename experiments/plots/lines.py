@@ -166,7 +166,9 @@ def _draw_panel(
         axes.set_yscale("log")
     handles: list[Legended] = []
     every = series_of(spec, frame)
-    drawn = [line for series in every for line in _lines(axes, spec, panel, series, axis=axis, of=len(every))]
+    drawn = [line for series in every for line in _lines(axes, spec, panel, series, axis=axis)]
+    if drawn:
+        _move_apart(axes, drawn)
     handles += [line.handle for line in drawn]
     handles += _styles(panel) if every[0].label else []
     handles += _lm(axes, spec, every)
@@ -193,13 +195,10 @@ def _draw_panel(
     return handles
 
 
-def _lines(axes: Axes, spec: PlotSpec, panel: _Panel, series: Series, *, axis: _Axis, of: int) -> list[_Drawn]:
+def _lines(axes: Axes, spec: PlotSpec, panel: _Panel, series: Series, *, axis: _Axis) -> list[_Drawn]:
     """Draw the columns of one series: a line style for each, or a colour where nothing else is told apart.
 
     What has no point is not drawn.
-
-    Args:
-        of: how many series there are.
     """
     drawn: list[_Drawn] = []
     for style, column in enumerate(panel.columns):
@@ -228,9 +227,7 @@ def _lines(axes: Axes, spec: PlotSpec, panel: _Panel, series: Series, *, axis: _
             label=label,
             zorder=3,
         )
-        if y.has_interval:
-            _move_aside(axes, bars, series.number * len(panel.columns) + style, of=of * len(panel.columns))
-        drawn.append(_Drawn(series, bars, y))
+        drawn.append(_Drawn(series, bars, x, y))
         if meets:
             _draw_meeting(axes, spec, series, x, y, colour)
     return drawn
@@ -242,19 +239,23 @@ class _Drawn:
 
     series: Series
     handle: ErrorbarContainer
+    places: Floats
     values: Values
 
 
-def _move_aside(axes: Axes, bars: ErrorbarContainer, number: int, *, of: int) -> None:
-    """Move a line by a point or two, so that its intervals do not lie on those of the other lines."""
+def _move_apart(axes: Axes, drawn: Sequence[_Drawn]) -> None:
+    """Move lines that share places by a point or two, so that the intervals of one do not lie on those of another."""
     from matplotlib.transforms import ScaledTranslation
 
-    step = min(_ASIDE, _ASIDE_IN_ALL / of)
-    figure = axes.figure
-    moved = axes.transData + ScaledTranslation((number - (of - 1) / 2) * step / 72, 0, figure.dpi_scale_trans)
-    line, caps, intervals = bars.lines
-    for artist in (line, *caps, *intervals):
-        artist.set_transform(moved)
+    places = np.concatenate([np.unique(line.places) for line in drawn])
+    if len(np.unique(places)) == len(places) or not any(line.values.has_interval for line in drawn):
+        return
+    step, middle = min(_ASIDE, _ASIDE_IN_ALL / len(drawn)), (len(drawn) - 1) / 2
+    for number, line in enumerate(drawn):
+        aside = ScaledTranslation((number - middle) * step / 72, 0, axes.figure.dpi_scale_trans)
+        points, caps, intervals = line.handle.lines
+        for artist in (points, *caps, *intervals):
+            artist.set_transform(axes.transData + aside)
 
 
 def _hollow_values(axes: Axes) -> list[Values]:
@@ -360,6 +361,8 @@ def _draw_meeting(axes: Axes, spec: PlotSpec, series: Series, x: Floats, y: Valu
     goodput = _goodput(spec, series)
     if goodput is not None:
         axes.axvspan(goodput.low[0], goodput.high[0], color=colour, alpha=0.15, linewidth=0)
+        # Ends that can be told apart where bands lie on each other.
+        axes.vlines([goodput.low[0], goodput.high[0]], -2, 104, color=colour, linewidth=0.8, alpha=0.7, zorder=1)
     at = _meets(spec, x, y) if goodput is None else float(goodput.best[0])
     if at is not None:
         axes.vlines(at, -2, 100 * spec.target, color=colour, linestyle=":", linewidth=1.2, zorder=2)

@@ -186,7 +186,7 @@ def _curves(folder: Path, trials: pd.DataFrame) -> pd.DataFrame:
 
 def _search_title(answer: Mapping[str, Any]) -> str:
     limits = _limits(answer["slo"])
-    share = f"{100 * float(answer['attainment_target']):g} % of requests within {limits}"
+    share = f"{100 * float(answer['attainment_target']):g}\u00a0% of requests within {limits}"
     kind = " (finite runs, a transient)" if answer["transient"] else ""
     return f"{answer['model']} on {answer['gpu']}, {answer['workload']} lengths, {share}{kind}"
 
