@@ -12,8 +12,9 @@ from dsim.cli.profile_show import compared
 from dsim.contract import decode_bound, prefill_bound
 from dsim.profile import Profile
 from dsim.profile_file import parse_profile
-from experiments.profile_plots import near_context, residuals
+from experiments.profile_plots import near_context, profile_figures, residuals
 from profiles.rows import Phase, Point, Row
+from profiles.shipped import find_profile
 from profiles.timed import timed
 from tests.cli import Cli
 
@@ -139,3 +140,16 @@ def test_points_of_other_contexts_are_not_drawn_at_a_line() -> None:
     rows = [Row(Point("decode", 1, b, context_tokens=c), 0.01) for b in (1, 2) for c in (128, 400, 512, 700, 2048)]
     contexts = {point.context_tokens for point in near_context(timed(rows, Phase.DECODE, 1)).points}
     assert contexts == {400, 512, 700}
+
+
+def test_lines_of_degrees_are_told_apart_without_colour_and_the_legend_covers_none() -> None:
+    profile = find_profile("13b", "a100-80g", engine="distserve")
+    figures = profile_figures(profile)
+    assert sorted(figures) == ["decode_throughput", "prefill_throughput", "tp_speed_up"]
+    for name, figure in figures.items():
+        (axes,) = figure.axes
+        looks = [(line.get_linestyle(), line.get_marker()) for line in axes.get_lines()]
+        assert len(set(looks)) == len(looks) > 2, name
+        figure.draw_without_rendering()
+        assert not figure.legends[0].get_window_extent().overlaps(axes.get_window_extent())
+        assert axes.get_ylabel() in {"decode throughput (tokens/s)", "prefill throughput (tokens/s)", "speed-up K"}
