@@ -63,7 +63,9 @@ def content(value: object, *, leave_out: Collection[str] = ()) -> Any:  # noqa: 
         return value
     if isinstance(value, enum.Enum):
         return value.value
-    if isinstance(value, int | float | np.number):
+    if isinstance(value, np.generic):
+        return content(value.item())
+    if isinstance(value, int | float):
         return float(value) if abs(value) < 2**53 else repr(value)
     if isinstance(value, np.ndarray):
         data = np.ascontiguousarray(value)

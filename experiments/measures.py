@@ -228,7 +228,8 @@ def _quantiles(setting: Setting, result: Result) -> Columns:
 # goodput and search
 
 
-def _question(setting: Setting, seed: int) -> Question:
+def question_of(setting: Setting, *, seed: int) -> Question:
+    """Return what a setting asks of a search, or of a goodput."""
     assert setting.slo is not None
     assert isinstance(setting.traffic.workload, Workload)
     assert setting.search is not None
@@ -257,7 +258,7 @@ def _sustained(setting: Setting, seed: int, jobs: int) -> Columns:
     assert placement is not None
     assert asked is not None
     question = replace(
-        _question(setting, seed),
+        question_of(setting, seed=seed),
         # Whether a placement that is given packs into nodes is a question of the search.
         profiles=setting.profiles,
         num_gpus=placement.num_gpus,
@@ -301,7 +302,7 @@ def _operated(operation: Operation | None) -> Columns:
 def _searched(setting: Setting, seed: int, jobs: int) -> Columns:
     asked = setting.search
     assert asked is not None
-    question = _question(setting, seed)
+    question = question_of(setting, seed=seed)
     described = {"model": question.model.name, "gpu": question.gpu.name, "max_gpus": question.cluster.num_gpus}
     with timed_processes(asked.jobs or jobs) as (executor, spent):
         if asked.method is Method.AUTHORS:

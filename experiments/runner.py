@@ -11,18 +11,13 @@ from typing import Any
 
 from dsim.errors import DsimError, InternalError
 from experiments.measures import measure
-from experiments.settings import Measure, Method, Setting
+from experiments.settings import Setting
 from experiments.store import Row
 from experiments.sweepfile import Task
 from placement.runner import local_processes
 
 #: Finished tasks that wait for an earlier one, for each process: a slow task does not stop the others at once.
 _AHEAD = 32
-
-#: What things cost, CPU seconds: a request, a task, a GPU of a search and of one as DistServe does it, and starting.
-_REQUEST_S, _TASK_S, _SEARCH_S, _AUTHORS_S, _START_S = 30e-6, 0.005, 2.5, 0.08, 2.0
-#: A goodput takes about so many runs, each with a warm-up of so many requests.
-_GOODPUT_RUNS, _WARMUP = 30, 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,25 +156,6 @@ def _row(task: Task, outcome: Outcome) -> Row:
         error=outcome.error,
         profiles=task.profiles,
     )
-
-
-def estimated_s(tasks: Sequence[Task], *, jobs: int) -> float:
-    """Return roughly how long tasks take, from what runs cost on one core of a 2-core machine of 2023.
-
-    It knows counts of requests only: policies, memory pressure and another machine change it by a factor of two.
-    """
-    return sum(_cost_s(task.setting) for task in tasks) / jobs + _START_S
-
-
-def _cost_s(setting: Setting) -> float:
-    if setting.measure is Measure.SIMULATE:
-        return _TASK_S + _REQUEST_S * (setting.traffic.requests + setting.traffic.warmup)
-    if setting.measure is Measure.GOODPUT:
-        return _REQUEST_S * _GOODPUT_RUNS * (setting.traffic.requests + _WARMUP)
-    if setting.measure is Measure.SEARCH and setting.search is not None:
-        per_gpu_s = _AUTHORS_S if setting.search.method is Method.AUTHORS else _SEARCH_S
-        return per_gpu_s * setting.search.cluster.num_gpus
-    return _TASK_S
 
 
 def _one_line(error: Exception) -> str:

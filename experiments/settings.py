@@ -115,13 +115,14 @@ class StepSetting:
 
     def as_used(self) -> StepSetting:
         """Return it with 0 for the lengths that a step of its phase does not have."""
-        unused = {
+        unused: tuple[str, ...] = {
             StepPhase.PREFILL: ("context_tokens", "chunk_tokens"),
             StepPhase.DECODE: ("prompt_tokens", "chunk_tokens"),
             StepPhase.MIXED: ("chunk_tokens",),
             StepPhase.CHUNKED: () if self.batch else ("context_tokens",),
         }[self.phase]
-        return dataclasses.replace(self, **dict.fromkeys(unused, 0))
+        nothing: dict[str, Any] = dict.fromkeys(unused, 0)
+        return dataclasses.replace(self, **nothing)
 
 
 @dataclass(frozen=True, slots=True)

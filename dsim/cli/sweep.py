@@ -24,6 +24,7 @@ from dsim.cli.options import (
 from dsim.errors import InputError
 
 if TYPE_CHECKING:
+    from experiments.estimate import Estimate
     from experiments.store import Row, RowKey, RowsFile, Shard, SweepResults
     from experiments.sweepfile import Sweep, Task
 
@@ -365,21 +366,23 @@ def _cell(value: object) -> str:
 
 def _print_plan(asked: _Asked, *, output_format: Format) -> int:
     from dsim.cli.output import emit, to_csv, to_json
-    from experiments.runner import estimated_s
+    from experiments.estimate import estimated
     from experiments.store import task_key
 
     present = _present(asked)
     outline = asked.sweep.outline
     missing = [task for task in asked.tasks if task_key(task) not in present]
     counts = {factor.key: len(factor.choices) for factor in outline.factors}
-    took_s = estimated_s(missing, jobs=asked.jobs)
+    took = estimated(missing, jobs=asked.jobs)
     plan = {
         "name": outline.name,
         "factors": counts,
         "replications": outline.replications,
         "tasks": len(asked.tasks),
         "done": len(asked.tasks) - len(missing),
-        "estimated_s": took_s,
+        "estimated_s": took.middle_s,
+        "estimated_low_s": took.low_s,
+        "estimated_high_s": took.high_s,
         "jobs": asked.jobs,
         "output_dir": str(asked.folder),
     }
@@ -394,16 +397,23 @@ def _print_plan(asked: _Asked, *, output_format: Format) -> int:
         lines = [
             f"{outline.name}: {outline.first_sentence}",
             f"{factors} x {runs}: {tasks}, {len(asked.tasks) - len(missing)} of them done",
-            f"the rest takes roughly {_duration(took_s)} on {processes}, into {asked.folder}",
+            f"the rest takes {_between(took)} on {processes}, into {asked.folder}",
         ]
         emit("\n".join(lines) + "\n")
     return 0
 
 
+def _between(took: Estimate) -> str:
+    low, high = _duration(took.low_s), _duration(took.high_s)
+    return f"about {low}" if low == high else f"between {low} and {high}"
+
+
 def _duration(seconds: float) -> str:
+    """Return a time with two digits at most."""
     if seconds < 90:
-        return f"{max(1, round(seconds))} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+        return f"{max(1, round(float(f'{seconds:.2g}')))} s"
+    minutes = seconds / 60
+    return f"{float(f'{minutes:.2g}'):g} min" if minutes < 90 else f"{float(f'{minutes / 60:.2g}'):g} h"
 
 
 def _list(*, output_format: Format, no_color: bool) -> int:

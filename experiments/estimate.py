@@ -1,0 +1,88 @@
+"""Estimates of how long a sweep takes, from what runs have cost, as ranges."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from experiments.measures import question_of
+from experiments.settings import Measure, Method, Setting
+from experiments.sweepfile import Task
+from placement.search import candidates, replications_of
+
+#: CPU seconds of one request, in a run that keeps everything, of one pool alone, and in a search's probe; of any task.
+#: Measured with the shipped files' quick variants (22 to 93 µs a request, 7 µs alone) on a busy core of 2023.
+_REQUEST_S, _ALONE_S, _PROBED_S, _TASK_S = 45e-6, 10e-6, 35e-6, 0.003
+#: A goodput takes 8 to 53 steady runs, each with a warm-up of so many requests; of finite runs 8 for each replication.
+_GOODPUT_RUNS, _WARMUP, _FINITE_RUNS = 27, 1000, 8
+#: A search compares the best few candidates on runs like those of a goodput; finite ones take so many a replication.
+_SEARCH_RUNS = 5
+#: A candidate, as DistServe's settings look at it (one to five runs of 300 requests); a GPU of a search of steady runs.
+_CANDIDATE_S, _GPU_S = 0.04, 2.5
+#: Processes that start, and import what they need.
+_START_S = 2.0
+#: By how much each may be off, both ways: load, memory pressure and the machine.
+_OFF: Final = {
+    Measure.SIMULATE: 2.5,
+    Measure.GOODPUT: 3.0,
+    Measure.SEARCH: 3.0,
+    Measure.STEP: 3.0,
+    Measure.QUEUEING: 3.0,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """How long something takes, seconds: between these, and about their geometric mean."""
+
+    low_s: float
+    high_s: float
+
+    @property
+    def middle_s(self) -> float:
+        """The geometric mean."""
+        return math.sqrt(self.low_s * self.high_s)
+
+
+def estimated(tasks: Sequence[Task], *, jobs: int) -> Estimate:
+    """Return how long tasks take in so many processes."""
+    known = {id(setting): _cost(setting) for setting in {id(task.setting): task.setting for task in tasks}.values()}
+    costs = [known[id(task.setting)] for task in tasks]
+    # The processes of a search are its own, beside those of the sweep; what is off is so for all tasks alike.
+    low_s = math.fsum(cost.low_s for cost in costs) / jobs + _START_S / 2
+    return Estimate(low_s, math.fsum(cost.high_s for cost in costs) / jobs + _START_S * 2)
+
+
+def _cost(setting: Setting) -> Estimate:
+    work_s, start_s = _work_s(setting), 0.0
+    inner = 1 if setting.search is None else setting.search.jobs or 1
+    if setting.measure in {Measure.GOODPUT, Measure.SEARCH} and inner > 1:
+        work_s, start_s = work_s / inner, _START_S
+    off = _OFF[setting.measure]
+    return Estimate(work_s / off + start_s / 2, work_s * off + start_s * 2)
+
+
+def _work_s(setting: Setting) -> float:
+    """Return the CPU seconds of one task, about."""
+    traffic, asked = setting.traffic, setting.search
+    if setting.measure is Measure.SIMULATE:
+        each_s = _REQUEST_S if setting.phase is None else _ALONE_S
+        return _TASK_S + each_s * (traffic.requests + traffic.warmup)
+    if setting.measure is Measure.GOODPUT and asked is not None:
+        finite = traffic.requests if traffic.finite else asked.requests
+        if finite is None:
+            return _PROBED_S * _GOODPUT_RUNS * (traffic.requests + _WARMUP)
+        return _PROBED_S * _FINITE_RUNS * _replications(setting, finite) * finite
+    if setting.measure is Measure.SEARCH and asked is not None:
+        if asked.method is Method.AUTHORS:
+            return _CANDIDATE_S * len(candidates(question_of(setting, seed=0)))
+        if asked.requests is None:
+            return _GPU_S * asked.cluster.num_gpus
+        return _PROBED_S * _SEARCH_RUNS * _replications(setting, asked.requests) * asked.requests
+    return _TASK_S / 10
+
+
+def _replications(setting: Setting, requests: int) -> int:
+    return replications_of(replace(question_of(setting, seed=0), num_requests=requests))[0]
