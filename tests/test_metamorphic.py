@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from dsim.latency import AffineDecode, AffineLatency, AffinePrefill, HostOverhead, LatencyModel, ValidRange
 from dsim.options import Options, Routing
 from dsim.pools import Placement, Policy
-from dsim.profile import Profile
+from dsim.profile import Handover, Profile
 from dsim.recorder import COUNT_COLUMNS, TIME_COLUMNS
 from dsim.result import Result
 from dsim.simulate import simulate
@@ -33,6 +33,13 @@ def run(system: System, *, profile: Profile | None = None, trace: Trace | None =
 
 
 # Time
+
+
+HANDOVER_TIMES = [
+    field.name
+    for field in dataclasses.fields(Handover)
+    if field.name.endswith("_s") and field.name != "bandwidth_bytes_per_s"
+]
 
 
 def slower(latency: LatencyModel) -> LatencyModel:
@@ -58,7 +65,9 @@ def slowed(profile: Profile) -> Profile:
         host=doubled["host"],
         host_pipelined=doubled["host_pipelined"],
         handover=dataclasses.replace(
-            handover, latency_s=2 * handover.latency_s, bandwidth_bytes_per_s=handover.bandwidth_bytes_per_s / 2
+            handover,
+            bandwidth_bytes_per_s=handover.bandwidth_bytes_per_s / 2,
+            **{name: 2 * getattr(handover, name) for name in HANDOVER_TIMES},
         ),
         swap_bytes_per_s=profile.swap_bytes_per_s / 2,
         request_s=2 * profile.request_s,

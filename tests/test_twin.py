@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -53,12 +53,24 @@ class Listed:
 
 @dataclass(frozen=True)
 class System:
-    """One drawn case."""
+    """One drawn case.
+
+    Args:
+        profile: of every role, but for the prefill side's connector.
+        prefill_step_s: what that one adds to a launch.
+    """
 
     placement: Placement
     profile: Profile
     trace: Trace
     options: Options
+    prefill_step_s: float = 0.0
+
+    @property
+    def profiles(self) -> dict[Role, Profile]:
+        """The profile of each role."""
+        own = Handover(step_s=self.prefill_step_s)
+        return {**every_role(self.profile), Role.PREFILL: replace(self.profile, handover=own)}
 
 
 @st.composite
@@ -90,9 +102,9 @@ def affine(profile: Profile) -> Iterator[tuple[int, AffineLatency]]:
 
 
 @st.composite
-def handovers(draw: st.DrawFn, *, dyadic: bool) -> Handover:
-    """Draw a handover of any mode."""
-    mode = draw(st.sampled_from(HandoverMode))
+def handovers(draw: st.DrawFn, *, dyadic: bool, mode: HandoverMode | None = None) -> Handover:
+    """Draw a handover, of any mode if none is given."""
+    mode = mode or draw(st.sampled_from(HandoverMode))
 
     def ticks(choices: list[float], factor: float) -> float:
         # Times without a common measure: rounding may not decide what comes first.
@@ -113,13 +125,13 @@ def handovers(draw: st.DrawFn, *, dyadic: bool) -> Handover:
 
 
 @st.composite
-def systems(draw: st.DrawFn, *, dyadic: bool) -> System:
-    """Draw a placement, a profile under memory pressure, and a workload."""
+def systems(draw: st.DrawFn, *, dyadic: bool, mode: HandoverMode | None = None) -> System:
+    """Draw a placement, a profile under memory pressure, and a workload; with a mode only placements that use it."""
     scale = 1.0 if dyadic else 1.0371
-    colocated = draw(st.booleans())
+    colocated = mode is None and draw(st.booleans())
     longest = draw(st.sampled_from([20, 70]))
     kv_tokens = draw(st.sampled_from([96, 128, 200, 400, 1 << 16]))
-    handover = draw(handovers(dyadic=dyadic))
+    handover = draw(handovers(dyadic=dyadic, mode=mode))
     limit = st.sampled_from([1, 2, 4, 64])
     limits = {
         Role.PREFILL: BatchLimits(draw(st.sampled_from([16, 64, 4096])), draw(limit)),
@@ -166,12 +178,13 @@ def systems(draw: st.DrawFn, *, dyadic: bool) -> System:
         prefill_token_limit=draw(st.sampled_from([None, 32])),
         check=True,
     )
-    return System(placement, profile, draw(traces(dyadic=dyadic, longest=longest)), options)
+    trace = draw(traces(dyadic=dyadic, longest=longest))
+    return System(placement, profile, trace, options, draw(st.sampled_from([0.0, 1.0])) * scale / 1024)
 
 
 def assert_equal_to_reference(system: System, *, tolerance_s: float) -> None:
     """Run both simulators, the fast one with and without a step log, and compare everything."""
-    profiles = every_role(system.profile)
+    profiles = system.profiles
     options = system.options
     reference = run_reference(
         system.placement,
@@ -239,14 +252,14 @@ def compare_closed_loops(system: System, users: int, stagger_s: float, seed: int
         lengths,
         [loop.start_s(user) for user in range(users)],
         loop.num_requests,
-        every_role(system.profile),
+        system.profiles,
         seed=seed,
         prefill_router=options.prefill_routing.value,
         decode_router=options.decode_routing.value,
         colocated_router=options.prefill_routing.value,
         prefill_token_limit=options.prefill_token_limit_at(system.placement.pools[0].parallelism.tp),
     )
-    fast = simulate(system.placement, loop, profiles=every_role(system.profile), options=options)
+    fast = simulate(system.placement, loop, profiles=system.profiles, options=options)
     for name in TIME_COLUMNS:
         np.testing.assert_array_equal(fast.columns[name], getattr(reference, name), err_msg=name)
 
@@ -274,6 +287,13 @@ def test_equals_the_reference_bit_for_bit_with_dyadic_times(system: System) -> N
 @given(systems(dyadic=False))
 def test_equals_the_reference_within_a_nanosecond(system: System) -> None:
     assert_equal_to_reference(system, tolerance_s=1e-9)
+
+
+@pytest.mark.parametrize("mode", HandoverMode)
+@settings(max_examples=35)
+@given(data=st.data())
+def test_every_handover_equals_the_reference(mode: HandoverMode, data: st.DataObject) -> None:
+    assert_equal_to_reference(data.draw(systems(dyadic=True, mode=mode)), tolerance_s=0.0)
 
 
 def at_once(mode: HandoverMode, placement: str, *, post_s: float, latency_s: float = 0.0) -> System:
