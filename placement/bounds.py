@@ -15,7 +15,7 @@ from dsim.analytic import AnalyticLatency
 from dsim.latency import AffineLatency, AffinePrefill, HostOverhead, LatencyModel
 from dsim.options import Options
 from dsim.pools import Placement, Policy, Pool, Role
-from dsim.profile import BatchLimits, FirstToken, Handover, Profile
+from dsim.profile import BatchLimits, FirstToken, Handover, HandoverMode, Profile
 from dsim.sends import SendingLatency, affine_with_sends
 from dsim.slo import Slo
 from dsim.trace import Trace
@@ -186,23 +186,24 @@ def _capacity(name: str, pool: Pool, work_s: float) -> Bound:
 def alone_s(placement: Placement, case: Case) -> tuple[Floats, Floats, Floats]:
     """Return lower limits of TTFT, TPOT and E2E of each sampled request, seconds, each shape (n,)."""
     sample, first, second = case.sample, placement.pools[0], placement.pools[-1]
-    ttft_s = case.profiles[first.role].request_s + case.once(_prefill_alone_s, first)
-    rest_s = case.once(_decode_alone_s, second)
-    several = sample.output_tokens > 1
-    if placement.is_colocated:
-        mode = FirstToken.PREFILL
-    else:
-        mode = case.handover.first_token_from
-        transfer_s = _transfer_s(placement, case)
+    request_s, prefill_s = case.profiles[first.role].request_s, case.once(_prefill_alone_s, first)
+    ttft_s: Floats = request_s + prefill_s
+    decode_s = np.where(sample.output_tokens > 1, case.once(_decode_alone_s, second), 0.0)
+    rest_s, e2e_s = decode_s, ttft_s + decode_s
+    if not placement.is_colocated:
+        mode, late_s = case.handover.first_token_from, _after_prefill_s(placement, case)
+        there_s = request_s + prefill_s + late_s
+        if case.handover.mode is HandoverMode.LAYER_WISE:
+            # A transfer begins no sooner than the prefill, which others may make longer.
+            there_s = np.maximum(there_s, request_s + _transfer_s(placement, case))
         if mode is FirstToken.PREFILL:
-            rest_s = rest_s + transfer_s
+            rest_s = np.where(sample.output_tokens > 1, decode_s + late_s, 0.0)
+            e2e_s = np.where(sample.output_tokens > 1, there_s + decode_s, ttft_s)
         else:
-            ttft_s = ttft_s + transfer_s
-    rest_s = np.where(several, rest_s, 0.0)
-    if mode is FirstToken.DECODE:
-        # The first of the n steps shows token 1; only the steps after it count in TPOT.
-        ttft_s = ttft_s + case.once(_first_step_s, second)
-    return ttft_s, rest_s / np.maximum(sample.output_tokens - 1, 1), ttft_s + rest_s
+            # Of n steps the first shows token 1; only those after it count in TPOT.
+            ttft_s = there_s + (case.once(_first_step_s, second) if mode is FirstToken.DECODE else 0.0)
+            e2e_s = ttft_s + decode_s
+    return ttft_s, rest_s / np.maximum(sample.output_tokens - 1, 1), e2e_s
 
 
 def _decode_alone_s(pool: Pool, case: Case) -> Floats:
@@ -297,9 +298,14 @@ def _decode_step_work_s(pool: Pool, case: Case) -> float:
 
 
 def _decode_driver_work_s(pool: Pool, case: Case) -> float:
-    """Return a lower limit of the time a request takes of its decode instance's driver, pulls apart."""
-    host = case.profiles[pool.role].host_of(pool.role, pool.parallelism.pp)
-    return _host_s(host, *_decode_launches(pool, case))
+    """Return a lower limit of the time a request takes of its decode instance's driver, waits for pulls apart."""
+    profile, handover = case.profiles[pool.role], case.handover
+    host = profile.host_of(pool.role, pool.parallelism.pp)
+    # A launch pays for posting a pull; that of a request without decode steps may come after all launches.
+    pays = case.sample.steps(handover.first_token_from) > 0
+    blocks = np.ceil(case.sample.prompt_tokens / profile.block_tokens)
+    posting_s = np.where(pays, handover.post_s + handover.post_block_s * blocks, 0.0)
+    return _host_s(host, *_decode_launches(pool, case)) + _lower_mean(posting_s)
 
 
 def _decode_launches(pool: Pool, case: Case) -> tuple[float, float, float]:
@@ -459,6 +465,19 @@ def _transfer_s(placement: Placement, case: Case) -> Floats:
     kv_bytes = case.sample.prompt_tokens * case.profiles[Role.DECODE].model.kv_bytes_per_token
     transfer_s: Floats = case.handover.latency_s + kv_bytes / (links * case.handover.bandwidth_bytes_per_s)
     return transfer_s
+
+
+def _after_prefill_s(placement: Placement, case: Case) -> Floats:
+    """Return the least time from the end of each sampled request's prefill to that of its transfer, shape (n,).
+
+    Without the posting of its pull, which the launch of another may pay for while the transfer is under way.
+    """
+    handover, transfer_s = case.handover, _transfer_s(placement, case)
+    if handover.mode is not HandoverMode.LAYER_WISE:
+        return handover.hop_s + transfer_s
+    layers = case.profiles[Role.DECODE].model.layers
+    last_layer_s: Floats = handover.latency_s + (transfer_s - handover.latency_s) / layers
+    return last_layer_s
 
 
 def _handed_over(case: Case) -> NDArray[np.bool_]:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from dsim.latency import AffineLatency, HostOverhead, LatencyModel
 from dsim.options import Options
 from dsim.pools import Placement, Policy, Role
-from dsim.profile import BatchLimits, FirstToken, Handover, Preemption, Profile
+from dsim.profile import BatchLimits, FirstToken, Handover, HandoverMode, Preemption, Profile
 from dsim.result import Result
 from dsim.simulate import simulate
 from dsim.slo import Slo
@@ -41,9 +41,15 @@ def profiles(draw: st.DrawFn) -> Profile:
     large = (draw(number), draw(st.floats(0.0, 0.05)), draw(st.floats(0.0, 1.0)))
     cost = st.floats(0.0, 0.002)
     host = {role: HostOverhead(draw(cost), draw(cost) / 10, draw(cost) / 1000) for role in Role}
+    mode = draw(st.sampled_from(HandoverMode))
     handover = Handover(
         first_token_from=draw(st.sampled_from(FirstToken)),
-        stalls_decode=draw(st.booleans()),
+        mode=mode,
+        stalls_decode=mode is HandoverMode.DIRECT and draw(st.booleans()),
+        hop_s=0.0 if mode is HandoverMode.LAYER_WISE else draw(cost),
+        post_s=draw(cost),
+        post_block_s=draw(cost) / 10,
+        step_s=draw(cost) / 2,
         latency_s=draw(cost),
         bandwidth_bytes_per_s=tokens_per_s(draw(st.floats(5e3, 1e6))),
         watermark=draw(st.sampled_from([0.05, 0.5])),
@@ -147,6 +153,48 @@ def test_alone_is_exact_for_single_requests() -> None:
     assert result.e2e_s == pytest.approx(e2e_s)
     several = result.columns["output_tokens"] > 1
     assert result.tpot_s[several] == pytest.approx(tpot_s[several])
+
+
+@pytest.mark.parametrize("shown", FirstToken)
+@pytest.mark.parametrize("mode", HandoverMode)
+def test_alone_is_exact_in_every_mode(mode: HandoverMode, shown: FirstToken) -> None:
+    """The second hop and the connector's steps are counted; slow transfers outlast the prefill, fast ones do not."""
+    for tokens in (500.0, 1e5):
+        handover = Handover(
+            first_token_from=shown,
+            mode=mode,
+            stalls_decode=False,
+            latency_s=0.002,
+            bandwidth_bytes_per_s=tokens_per_s(tokens),
+            hop_s=0.0 if mode is HandoverMode.LAYER_WISE else 0.003,
+            step_s=0.001,
+        )
+        profile = make_profile(decode=(4.0, 0.01, 1.0), request_s=0.01, handover=handover)
+        placement, result = run("1xP:tp1pp2 + 1xD:tp2pp1", profile, Policy.ORCA, gap_s=1e3, seed=1)
+        ttft_s, tpot_s, e2e_s = bounds.alone_s(placement, case_of(result, profile))
+        assert result.ttft_s == pytest.approx(ttft_s)
+        assert result.e2e_s == pytest.approx(e2e_s)
+        several = result.columns["output_tokens"] > 1
+        exact = result.tpot_s[several] == pytest.approx(tpot_s[several])
+        # A prefill in company is longer and hides more of a slow layer-wise transfer.
+        assert exact == (mode is not HandoverMode.LAYER_WISE or shown is not FirstToken.PREFILL or tokens > 1e4)
+
+
+def test_posting_pulls_takes_of_the_decode_driver() -> None:
+    handover = Handover(mode=HandoverMode.PULL_AT_STEP, stalls_decode=False, post_s=0.05, post_block_s=0.01)
+    profile = make_profile(decode=(0.001, 0.0, 0.0), handover=handover)
+    trace = Trace(np.arange(9.0), np.full(9, 120), np.full(9, 2), np.zeros(9, dtype=np.int64))
+    case = bounds.Case(every_role(profile), bounds.Sample.of(trace), Slo(), 0.9)
+    for decode in ("tp1pp1", "tp1pp2"):
+        found = {b.name: b for b in bounds.upper_bounds(Placement.parse(f"1xP:tp1pp1 + 1xD:{decode}"), case)}
+        # 120 tokens are 8 blocks: 0.13 s of the driver.
+        assert found["decode capacity"].rate_per_s == pytest.approx(1 / 0.13, rel=1e-3)
+    quiet = make_profile(handover=dataclasses.replace(handover, first_token_from=FirstToken.TRANSFER_END))
+    single = Trace(np.arange(9.0), np.full(9, 120), np.ones(9, dtype=np.int64), np.zeros(9, dtype=np.int64))
+    case = bounds.Case(every_role(quiet), bounds.Sample.of(single), Slo(), 0.9)
+    # Nothing is launched, so nothing is paid for.
+    found = {b.name: b for b in bounds.upper_bounds(Placement.parse("1xP:tp1pp1 + 1xD:tp1pp1"), case)}
+    assert math.isinf(found["decode capacity"].rate_per_s)
 
 
 def test_chunks_alone() -> None:
