@@ -97,6 +97,7 @@ NAMES: Final[Mapping[str, str]] = {
     "handover": "how KV gets from the prefill to the decode side: as the profile says",
 }
 _WHOLE: Final = ("users", "num_requests", "prompt_tokens", "output_tokens", "seed", "token_budget", "max_seqs")
+_MOST: Final = {"seed": 2**32 - 1, "users": 1_000_000, "num_requests": 1_000_000}
 _RANGE: Final = re.compile(r"([0-9]*\.?[0-9]+)-([0-9]*\.?[0-9]+)")
 #: Inputs that are part of a profile.
 _OF_THE_PROFILE: Final = ("kv_dtype", "handover")
@@ -187,7 +188,7 @@ def shown(value: Value) -> str:
 
 
 def _whole(name: str, text: str, where: str) -> int:
-    least, most = (0 if name == "seed" else 1), (2**32 - 1 if name == "seed" else 1_000_000_000)
+    least, most = 0 if name == "seed" else 1, _MOST.get(name, 1_000_000_000)
     if not (text.isascii() and text.isdigit() and len(text) < 19):
         raise InputError(where, "must be a whole number", name=name, value=text)
     if not least <= int(text) <= most:

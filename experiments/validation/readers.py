@@ -467,12 +467,12 @@ class _Vllm:
         for name, values in lists.items():
             if len(values) != count:
                 self.reader.fail(f"must have {count} items, as ttfts has", name=name, value=len(values))
-        errors = self._list("errors") if self.record.get("errors") is not None else []
+        errors = self._list("errors") if self.record.get("errors") is not None else [""] * count
         starts = self._list("start_times") if self.record.get("start_times") is not None else None
-        for name, items in (("errors", errors or lists["ttfts"]), ("start_times", starts or lists["ttfts"])):
-            if len(items) != count:
+        for name, items in (("errors", errors), ("start_times", starts)):
+            if items is not None and len(items) != count:
                 self.reader.fail(f"must have {count} items, as ttfts has", name=name, value=len(items))
-        failed = [bool(errors[i] if errors else False) or lists["output_lens"][i] in {0, None} for i in range(count)]
+        failed = [bool(errors[i]) or lists["output_lens"][i] in (0, None) for i in range(count)]
         kept = [i for i in range(count) if not failed[i]]
         if not kept:
             self.reader.fail("has no request that succeeded", name="output_lens")
@@ -690,8 +690,9 @@ def _vllm_inputs(reader: Reader, record: Record) -> tuple[dict[str, Value], list
     failed = record.get("failed")
     if isinstance(failed, int) and failed:
         remarks.append(f"{failed} requests failed")
-    completed = record.get("completed")
-    if "ttfts" not in record and isinstance(completed, int) and completed > 0:
+    if "ttfts" not in record and not _is_empty(record.get("completed")):
+        completed = _input(reader, "num_requests", "completed", record["completed"], "s")
+        assert isinstance(completed, int)
         found["num_requests"] = completed
         for name, key in (("prompt_tokens", "total_input_tokens"), ("output_tokens", "total_output_tokens")):
             if name not in found and not _is_empty(record.get(key)):
