@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from tests import distserve
-from tests.truth import closed_loop, layer_tables, open_loop, splitwise, static_batches, summary
+from tests.truth import closed_loop, layer_tables, mooncake, open_loop, splitwise, static_batches, summary
 from tests.truth.common import TRUTH
 
 PAGE: Final = Path(__file__).parents[1] / "docs" / "validation.md"
@@ -27,6 +27,7 @@ BLOCKS: Final[Mapping[str, Callable[[], str]]] = {
     "open loop": open_loop.report,
     "open loop, other settings": open_loop.settings_report,
     "splitwise": splitwise.report,
+    "mooncake": mooncake.report,
     "distserve runs": distserve.runs_report,
     "distserve curves": distserve.curves_report,
 }
