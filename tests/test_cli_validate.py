@@ -71,6 +71,7 @@ def answer(cli: Cli, *arguments: str) -> dict[str, Any]:
         ["row.csv", *COLOCATED, "--assume", "length_range=exact", "--token-budget", "512", "--max-seqs", "64"],
         ["rows.csv", *COLOCATED, "--row", "2", "--assume", "length_range=exact", "--tpot-definition", "guidellm"],
         ["vllm.json", *COLOCATED],
+        ["vllm.json", *COLOCATED, "--kv-dtype", "fp8", "--engine", "sglang"],
     ],
 )
 def test_json_follows_the_schema(cli: Cli, folder: Path, arguments: list[str]) -> None:
@@ -317,6 +318,8 @@ OPTIONS: list[tuple[str, str | None, str]] = [
     ("--gpu", "h10", "--gpu: 'h10' is not a known GPU"),
     ("--engine", "vlm", "--engine: 'vlm' has no latency profile"),
     ("--evidence", "measured", "--evidence: 'measured' has no profile of llama-3.1-8b on h100-sxm"),
+    ("--experts", "all", "--experts: 'all' is not one of"),
+    ("--kv-dtype", "fp4", "--kv-dtype: 'fp4' is not one of"),
     ("--profile", "none.yaml", "none.yaml: does not exist; check the path"),
     ("--slo", "ttft=400", "--slo: ttft='400' reads as 400 s"),
     ("--kind", "trace", "--kind: 'trace' is not a known kind; expected one of requests, vllm, aggregate"),
@@ -342,7 +345,7 @@ OPTIONS: list[tuple[str, str | None, str]] = [
     ("--assume", "max_seqs=", "--assume: max_seqs is empty; most requests of one step"),
     ("--assume", "max_seqs=1,x", "--assume: max_seqs='x' must be a whole number"),
     ("--assume", "kv_blocks=0%", "--assume: kv_blocks='0%' must be between 1e-9 and 1e9"),
-    ("--assume", "kv_dtype=fp8", "--assume: kv_dtype='fp8' is what the profile says; give another --profile"),
+    ("--assume", "kv_dtype=fp8", "--assume: kv_dtype='fp8' is what the profile says; give another"),
     ("--assume", "length_range=1-0", "--assume: length_range='1-0' is no range; write exact, or LOW-HIGH as 0.8-1"),
     ("--assume", "turnaround_s=-1", "--assume: turnaround_s='-1' must be >= 0"),
     ("--assume", "turnaround_s=1day", "--assume: turnaround_s='1day' has an unknown unit 'day'"),

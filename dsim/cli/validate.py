@@ -19,10 +19,12 @@ from dsim.cli.options import (
     DryRun,
     EngineName,
     EvidenceOption,
+    ExpertsOption,
     Format,
     FormatOption,
     GpuName,
     KvBlocksText,
+    KvDtypeOption,
     ModelName,
     NoColor,
     OutputDirectory,
@@ -35,7 +37,7 @@ from dsim.cli.options import (
 )
 from dsim.cli.search import progress_bar
 from dsim.errors import InputError, nearest
-from dsim.options import Options, Routing
+from dsim.options import ExpertSharing, KvDtype, Options, Routing
 from dsim.pools import Placement, Policy, Role
 from dsim.slo import Slo, parse_slo
 
@@ -79,6 +81,8 @@ def validate(
     engine: EngineName = None,
     profile: ProfileFile = None,
     evidence: EvidenceOption = None,
+    experts: ExpertsOption = ExpertSharing.TP,
+    kv_dtype: KvDtypeOption = KvDtype.AUTO,
     slo: Annotated[str | None, SloOption] = None,
     kind: Annotated[
         str | None,
@@ -146,10 +150,12 @@ def validate(
     What neither FILE nor an option says is tried with several plausible values, and the error is a range.
     """
     from experiments.validation import validate as run
-    from profiles.choice import choose_profile
+    from profiles.choice import Variant, choose_profile
 
     del config, assignments
-    used = choose_profile(model=model, gpu=gpu, engine=engine, file=profile, evidence=evidence)
+    used = choose_profile(
+        model=model, gpu=gpu, engine=engine, file=profile, evidence=evidence, variant=Variant(experts, kv_dtype)
+    )
     limits = None if slo is None else parse_slo(slo)
     placed = Placement.parse(placement)
     profiles = with_kv_blocks(dict.fromkeys(Role, used), kv_blocks)
