@@ -418,6 +418,22 @@ def test_layer_wise_prompts_are_routed_when_their_prefill_is_launched(mode: Hand
     assert tokens(result) == [[12, 17], [48, 53]]
 
 
+@pytest.mark.parametrize("mode", HandoverMode)
+def test_prompts_of_one_instant_are_handed_over_in_order_of_request(mode: HandoverMode) -> None:
+    # Prefill instance 0 has requests 0, 2 and 4, 0-12-24-36, and 1 has 1 and 3, 0-24-36. Layer-wise 3 and 4 are
+    # handed over at 24, else 1 and 2 at 24, 3 and 4 at 36: each time instance 0 has the later one.
+    profile = make_profile(limits=ONE_AT_A_TIME, handover=handover(mode=mode))
+    result = run_reference(
+        Placement.parse("2xP:tp1pp1 + 2xD:tp1pp1"),
+        make_trace([0] * 5, [4, 16, 4, 4, 4], [2] * 5),
+        every_role(profile),
+        prefill_router="round-robin",
+        decode_router="round-robin",
+    )
+    assert ticks(result.prefill_end_s) == [12, 24, 24, 36, 36]
+    assert list(result.decode_instance) == [0, 1, 0, 1, 0]
+
+
 @pytest.mark.parametrize(
     ("first_token_from", "instances", "expected"),
     [
