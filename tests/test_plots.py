@@ -547,6 +547,29 @@ def test_texts_of_users_are_no_markup() -> None:
     assert "a $x_1 &lt;b>&amp;" in svg.replace("&gt;", ">")
 
 
+BAD = "$\\\\frac$ <b>&"  # in YAML
+
+
+@pytest.mark.parametrize(
+    ("text", "frame"),
+    [
+        (f'{{kind: attainment-rate, series: system, xlabel: "{BAD}", ylabel: "{BAD}"}}', attainment()),
+        (f'{{kind: attainment-rate, series: system, marks: [{{x: 1, label: "{BAD}"}}]}}', attainment()),
+        (f'{{kind: goodput-bars, xlabel: "{BAD}", ylabel: "{BAD}"}}', trials()),
+        (f'{{kind: staircase, series: placement, xlabel: "{BAD}", ylabel: "{BAD}"}}', trials()),
+        (f'{{kind: heatmap, x: rate_per_gpu, y: system, value: attainment.both, xlabel: "{BAD}"}}', attainment()),
+        (
+            "{kind: heatmap, x: rate_per_gpu, y: system, value: attainment.both, best: system}",
+            attainment().replace("vLLM", "$\\frac$ <b>&"),
+        ),
+        ("{kind: goodput-bars}", trials().assign(placement=["$\\frac$ <b>&", "b"])),
+    ],
+)
+def test_labels_with_dollars_are_no_formulas(text: str, frame: pd.DataFrame) -> None:
+    svg = rendered(figure(text, frame), "svg").decode()
+    assert "$\\frac$ &lt;b>&amp;" in svg.replace("&gt;", ">")
+
+
 def test_files_are_svg_with_texts_and_png() -> None:
     frame = attainment()
     files = render(spec("{kind: attainment-rate, series: system, file: fig8}", frame), frame)

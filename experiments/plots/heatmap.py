@@ -58,8 +58,8 @@ def heatmap_figure(spec: PlotSpec, summary: pd.DataFrame, published: pd.DataFram
         bright = sum(map_of(mesh.norm(cells.best[i, j]))[:3]) > 1.5
         colour = "black" if bright else "white"
         axes.text(j + 0.5, i + 0.5, text, ha="center", va="center", fontsize="small", color=colour)
-    axes.set_xticks(np.arange(len(columns)) + 0.5, _shown(spec.x, columns))
-    axes.set_yticks(np.arange(len(rows)) + 0.5, _shown(spec.y[0], rows))
+    axes.set_xticks(np.arange(len(columns)) + 0.5, _shown(spec.x, columns), parse_math=False)
+    axes.set_yticks(np.arange(len(rows)) + 0.5, _shown(spec.y[0], rows), parse_math=False)
     axes.tick_params(length=0)
     axes.spines[:].set_visible(False)
     axes.set_xlabel(spec.xlabel or quantity(spec.x).axis)

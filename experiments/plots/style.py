@@ -104,9 +104,14 @@ def finish(figure: Figure, title: str, handles: Sequence[Legended]) -> None:
     """Write the title, and put the legend below the axes, where it covers no data; the figure grows by both.
 
     The legend has as many columns as there is room for. Handles without a label are left out, and so are those whose
-    label has come already.
+    label has come already. No text of the figure is markup.
     """
+    from matplotlib.text import Text
+
     set_title(figure, title)
+    for text in figure.findobj(Text):
+        assert isinstance(text, Text)
+        text.set_parse_math(False)
     # matplotlib's annotations do not know that legends take containers.
     shown: dict[str, Any] = {}
     for handle in handles:
