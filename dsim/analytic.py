@@ -465,7 +465,7 @@ def efficiencies() -> Mapping[str, Efficiency]:
 
 
 def _alike(section: Section, timed: Mapping[str, Efficiency]) -> Efficiency:
-    section.only(("gpu", "all_reduce", "compute", "reason"))
+    section.only(("gpu", "all_reduce", "experts", "compute", "reason"))
     name = section.text("gpu")
     other, factor = timed[name], section.number("compute", 1.0, above=0, at_most=1)
 
@@ -475,7 +475,7 @@ def _alike(section: Section, timed: Mapping[str, Efficiency]) -> Efficiency:
     return replace(
         other,
         gemm=slower(other.gemm),
-        experts=slower(other.experts),
+        experts=slower({**other.experts, **timed[section.text("experts", name)].experts}),
         prefill_attention=replace(other.prefill_attention, share=factor * other.prefill_attention.share),
         all_reduce=timed[section.text("all_reduce", name)].all_reduce,
         like=name,

@@ -78,6 +78,13 @@ def test_kv_blocks_of_every_trial(cli: Cli) -> None:
     assert "KV blocks of each instance of 1xP:tp1pp1 + 1xD:tp1pp1: prefill 4,134 (profile), decode 4,134" in shown
 
 
+def test_a_model_too_large_for_a_node_says_so_of_the_largest_instance(cli: Cli) -> None:
+    run = cli("search", "-m", "deepseek-v3", "--gpu", "h100", "--slo", "ttft=1,tpot=0.1", "-n", "20", "-j", "1", "-q")
+    assert run.code == 3
+    assert "no placement of deepseek-v3 can run on 8 GPUs (" in run.err
+    assert "tp8pp1: weights of 673.0 GB leave no room for KV in 586.4 GB of usable memory" in run.err
+
+
 def test_the_steady_state_is_the_default(cli: Cli) -> None:
     arguments = [part for part in QUICK if part not in ("-n", "50")]
     assert answer(cli, *arguments, "--mode", "disaggregated")["transient"] is False

@@ -569,13 +569,19 @@ def _nothing_found(question: Question, result: SearchResult) -> str:
     others = [trial for trial in result.trials if trial.state.value != "INFEASIBLE"]
     gpus = number_of(question.cluster.num_gpus, "GPU")
     if not others:
-        reason = f" ({_reasons(cannot[0])})" if cannot else ""
+        # The largest instances are the last that too large a model does not fit into.
+        largest = max(cannot, key=_instance_gpus, default=None)
+        reason = f" ({_reasons(largest)})" if largest is not None else ""
         remedy = "give more GPUs or another profile"
         return f"--gpus: no placement of {question.model.name} can run on {gpus}{reason}; {remedy}"
     return (
         f"--slo: no placement on {gpus} serves any rate with {question.attainment:.4g} of the requests within "
         f"{question.slo} ({_reasons(others[0])}); relax the limits, or give more GPUs"
     )
+
+
+def _instance_gpus(trial: Trial) -> int:
+    return max(pool.parallelism.num_gpus for pool in trial.placement.pools)
 
 
 def _reasons(trial: Trial) -> str:
