@@ -18,6 +18,7 @@ from dsim.errors import InputError
 from dsim.gpu import Gpu
 from dsim.latency import LatencyModel, ValidRange
 from dsim.model import Model, Quantization, SlidingWindow, WeightDtype
+from placement.floor import affine_floor
 
 SHARED = Path(__file__).parents[2] / "shared" / "data" / "truth"
 needs_shared = pytest.mark.skipif(not SHARED.is_dir(), reason="needs the measured facts beside the repository")
@@ -125,6 +126,17 @@ def test_contract_of_whole_experts(name: str, tp: int) -> None:
     valid = ValidRange(chunk_tokens=model.context_tokens, decode_requests=64)
     found = analytic_latency(model, gpu, tp, valid_range=valid, expert_parallel=True)
     assert [str(v) for v in find_violations(found, model=model, gpu=gpu, tp=tp)] == []
+
+
+def test_no_step_of_the_floor_of_whole_experts_takes_longer() -> None:
+    model = find_model("deepseek-v3")
+    valid = ValidRange(chunk_tokens=model.context_tokens, decode_requests=256)
+    found = analytic_latency(model, find_gpu("h200"), 16, valid_range=valid, expert_parallel=True)
+    floor = affine_floor(found)
+    for n in (*range(1, 257, 5), 1000, 3000, 9000):
+        assert floor.prefill_s([(n, 64)]) <= found.prefill_s([(n, 64)])
+        assert floor.decode_s(min(n, 256), 700 * n) <= found.decode_s(min(n, 256), 700 * n)
+        assert floor.mixed_s([(n, 0)], 16, 16_000) <= found.mixed_s([(n, 0)], 16, 16_000)
 
 
 def test_tokens_travel_to_their_experts_and_back() -> None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from dsim.latency import AffineLatency, HostOverhead, LatencyModel
 from dsim.options import Options
 from dsim.pools import Placement, Policy, Role
-from dsim.profile import BatchLimits, FirstToken, Handover, HandoverMode, Preemption, Profile
+from dsim.profile import BatchLimits, FirstToken, Handover, HandoverMode, PointToPoint, Preemption, Profile
 from dsim.result import Result
 from dsim.simulate import simulate
 from dsim.slo import Slo
@@ -73,7 +73,8 @@ def profiles(draw: st.DrawFn) -> Profile:
         handover=handover,
         request_s=draw(cost),
     )
-    return dataclasses.replace(made, latency={tp: draw(bent(latency)) for tp, latency in made.latency.items()})
+    latency = {tp: draw(bent(model)) for tp, model in made.latency.items()}
+    return dataclasses.replace(made, latency=latency, p2p=PointToPoint(draw(cost), draw(st.sampled_from([1e5, 1e9]))))
 
 
 @st.composite
