@@ -20,10 +20,11 @@ from dsim.workload import names_a_file
 from dsim.yamlfile import Field, Scalar, Section, read_yaml
 from experiments.base import SEEDS, parse_setting
 from experiments.edits import edited, parse_assignment, plain
+from experiments.expected import expected
 from experiments.factors import MOST_TASKS, Factor, check_count, parse_factors, row_value
 from experiments.keys import KEYS as SETTING_KEYS
 from experiments.measures import columns
-from experiments.plots import PlotSpec, parse_plot
+from experiments.plots import PlotSpec, check_plot, parse_plot
 from experiments.settings import Measure, Setting
 
 if TYPE_CHECKING:
@@ -201,7 +202,8 @@ def read_sweep(path: Path, *, assignments: Sequence[str] = (), quick: bool = Fal
         InputError: anything in it is wrong, the setting of any task included, and of those of its quick variant.
     """
     outline = read_outline(path, assignments=assignments, quick=quick)
-    sweep = Sweep(outline, tuple(_tasks(outline)))
+    tasks = tuple(_tasks(outline))
+    sweep = Sweep(replace(outline, plots=tuple(_plots_of_rows(outline, tasks))), tasks)
     if not quick and "quick" in read_yaml(path):
         read_sweep(path, assignments=assignments, quick=True)
     return sweep
@@ -381,7 +383,8 @@ def _points(section: Section, values: Mapping[str, Sequence[Scalar]], measured: 
     for key, field in chosen.items():
         if key not in values:
             raise InputError(field.where, "is no factor of this sweep", value=key, hint=nearest(key, values))
-        value = row_value(field)
+        # A label stands in rows as it is written.
+        value = field.value if field.value in values[key] and isinstance(field.value, str) else row_value(field)
         if value not in values[key]:
             shown = ", ".join(map(str, values[key]))
             raise field.error(
@@ -462,6 +465,16 @@ def _tasks(outline: Outline) -> Iterator[Task]:
         for replication in range(outline.replications):
             seed = setting.seed + replication
             yield Task(content_id(identity, seed), factors, replication, identity["profiles"], seed, setting)
+
+
+def _plots_of_rows(outline: Outline, tasks: Sequence[Task]) -> Iterator[PlotSpec]:
+    """Yield the figures, which are known to show something."""
+    field = outline.tree.section().get("plots")
+    if field is None:
+        return
+    rows = [expected(task.setting, task.factors, others=COUNTS) for task in tasks[:: outline.replications]]
+    for item, spec in zip(field.items(), outline.plots, strict=True):
+        yield check_plot(item.section(), spec, rows)
 
 
 def content_id(identity: Mapping[str, object], seed: int) -> str:

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
 import pytest
 
 from dsim.errors import InputError
 from dsim.yamlfile import parse_yaml
+from experiments.base import parse_setting
+from experiments.expected import expected
+from experiments.measures import measure
 from experiments.plots import COMMON_KEYS, FORMS, OWN_KEYS, Kind, Mark, PlotSpec, parse_plot
+from experiments.plots.check import LISTS, TEXTS
 from experiments.plots.labels import quantity
+from experiments.sweepfile import Sweep, read_sweep
 
 COLUMNS = (
     "system",
@@ -162,6 +171,25 @@ MALFORMED = [
     ("{kind: breakdown, y: attainment.bot}", "did you mean 'attainment.both'?"),
     ("{kind: pareto, x: ttft_s.p90, y: num_gpus, labels: name}", "labels='name' is no column of the rows"),
     ("{kind: attainment-rate, kind: line}", "plots[0].kind stands twice"),
+    (
+        "{kind: goodput-bars, y: [goodput_per_gpu_per_s, num_gpus]}",
+        "plots[0].y=[...] has 2 columns, and kind goodput-bars shows one; write one figure for each",
+    ),
+    (
+        "{kind: breakdown, y: [ttft_parts_s.queue, num_gpus]}",
+        "plots[0].y=[...] has columns of different units, which do not stack: no unit, s; name columns of one unit",
+    ),
+    (
+        "{kind: goodput-bars, x: goodput_per_gpu_per_s}",
+        "x='goodput_per_gpu_per_s' is an interval; name goodput_per_gpu_per_s.best",
+    ),
+    (
+        "{kind: staircase, x: rate_per_gpu}",
+        "plots[0].x='rate_per_gpu' is no number of GPUs; name num_gpus, or leave x out",
+    ),
+    ("{kind: staircase, y: ttft_s.p90}", "plots[0].y='ttft_s.p90' is no rate; name goodput_per_gpu_per_s, or leave"),
+    ("{kind: cdf, series: total_per_s}", "plots[0].series='total_per_s' is an interval; name total_per_s.best"),
+    ("{kind: cdf, where: {total_per_s: 3}}", "plots[0].where.total_per_s is an interval; name total_per_s.best"),
 ]
 
 
@@ -180,6 +208,158 @@ def test_one_cell_has_one_row() -> None:
         InputError, match=r"fig.yaml:2: plots\[0\] would have several rows in one cell: system vary; make"
     ):
         parsed(text, varying=("slo.ttft", "slo.tpot", "system"))
+
+
+SWEEP = """\
+dsim_sweep: 1
+about: Nothing. Nothing.
+base:
+  model: opt-13b
+  workload: fixed:32,4
+  slo: {ttft: 250ms, tpot: 0.1}
+  requests: 50
+  warmup: 0
+  quantiles: [ttft_s]
+factors:
+  system:
+    choices:
+    - {label: DistServe, placement: 1xP:tp2pp1 + 1xD:tp1pp1, engine: distserve}
+    - {label: vLLM, placement: 1xC:tp1pp1, engine: vllm}
+  rate_per_gpu: {choices: [30/min, 1, 1.5]}
+  slo.e2e: {choices: [900ms]}
+plots:
+- PLOT
+"""
+#: Figures of which it is known before anything runs that they cannot be drawn, and what is said.
+HOPELESS = [
+    (
+        "{kind: line, x: system, y: ttft_s.p90}",
+        "plots[0].x='system' has texts, such as 'DistServe', where numbers are needed; name a column of numbers",
+    ),
+    ("{kind: line, x: rate_per_gpu, y: placement}", "y='placement' has texts, such as '1xP:tp2pp1 + 1xD:tp1pp1', whe"),
+    ("{kind: line, x: rate_per_gpu, y: saturation}", "plots[0].y='saturation' has texts where numbers are needed; na"),
+    ("{kind: line, x: rate_per_gpu, y: [ttft_s.p90, model]}", "plots[0].y[1]='model' has texts, such as 'opt-13b', w"),
+    ("{kind: line, x: rate_per_gpu, y: ttft_s.p90, mark: engine}", "plots[0].mark='engine' has texts, such as 'dists"),
+    ("{kind: line, x: rate_per_gpu, y: quantiles.ttft_s}", "y='quantiles.ttft_s' has lists where single values are"),
+    ("{kind: heatmap, x: rate_per_gpu, y: system, value: policy}", "plots[0].value='policy' has texts, such as 'pref"),
+    ("{kind: pareto, x: engine}", "plots[0].x='engine' has texts, such as 'distserve', where numbers are needed"),
+    ("{kind: cdf, y: quantiles.tpot_s}", "y='quantiles.tpot_s' is a column that none of the rows shown has; add it to"),
+    ("{kind: cdf, y: [quantiles.ttft_s, ttft_s.p90]}", "plots[0].y[1]='ttft_s.p90' has no quantiles, which a distrib"),
+    ("{kind: cdf, where: {system: VLLM}}", "plots[0].where.system='VLLM' selects no row; it is DistServe, vLLM in th"),
+    ("{kind: cdf, where: {rate_per_gpu: 2}}", "where.rate_per_gpu=2 selects no row; it is 0.5, 1, 1.5 in these rows;"),
+    (
+        "{kind: cdf, where: {system: vLLM, placement: 1xP:tp2pp1 + 1xD:tp1pp1}}",
+        "plots[0].where.placement='1xP:tp2pp1 + 1xD:tp1pp1' selects no row; it is 1xC:tp1pp1 in these rows",
+    ),
+    ("{kind: cdf, where: {policy: orca}}", "where.policy='orca' selects no row; it is null, prefill-first in these r"),
+    ("{kind: ratio, y: ttft_s.p90}", "plots[0] needs the column placement, which has '1xC:tp1pp1' among its values,"),
+    ("{kind: ratio, x: system, y: ttft_s.p90}", "plots[0].x='system' has 'DistServe' among its values, which has no"),
+    ("{kind: goodput-bars, x: engine, y: ttft_s.p90, where: {num_gpus: 1}}", "has several rows for one bar: engine=v"),
+    ("{kind: goodput-bars, x: system, y: model}", "plots[0].y='model' has texts, such as 'opt-13b', where numbers ar"),
+    ("{kind: staircase, y: throughput_per_s, where: {model: opt-13b}}", "plots[0] has several rows for one line; tel"),
+    (
+        "{kind: heatmap, x: engine, y: model, value: ttft_s.p90, where: {gpu: a100-80g}}",
+        "plots[0] has several rows for one cell: engine=distserve, model=opt-13b; tell them apart with `series`",
+    ),
+    ("{kind: breakdown, x: rate_per_gpu, where: {model: opt-13b}}", "plots[0] has several rows for one bar: rate_per"),
+    ("{kind: line, x: rate_per_gpu, y: utilization.decode, where: {system: vLLM}}", "is a column that none of the ro"),
+    ("{kind: goodput-bars, x: system}", "plots[0] needs the key y; add the column to show; there are"),
+]  # fmt: skip
+#: Figures that can be drawn, as far as that is known.
+HOPEFUL = [
+    "{kind: line, x: rate_per_gpu, y: [ttft_s.p90, utilization.decode], series: system}",
+    "{kind: attainment-rate, series: system, where: {slo.e2e: 900ms}}",
+    "{kind: attainment-rate, where: {rate_per_gpu: 30/min}}",
+    "{kind: ratio, y: ttft_s.p90, where: {system: DistServe, rate_per_gpu: 1}}",
+    "{kind: ratio, y: ttft_s.p90, series: rate_per_gpu, where: {policy: null}}",
+    "{kind: cdf, where: {rate_per_gpu: 1.0}}",
+    "{kind: goodput-bars, x: engine, y: ttft_s.p90}",
+    "{kind: heatmap, x: rate_per_gpu, y: system, value: num_gpus, best: policy}",
+    "{kind: pareto, labels: rate_per_gpu, series: saturation}",
+    "{kind: line, x: ttft_s.p50, y: ttft_s.p90, where: {saturation: steady}}",
+    "{kind: staircase, y: throughput_per_s, series: system, where: {rate_per_gpu: 1}}",
+    "{kind: breakdown, x: system}",
+]
+
+
+def sweep_of(plot: str, folder: Path, *, base: str = "") -> Sweep:
+    path = folder / "fig.yaml"
+    path.write_text(SWEEP.replace("PLOT", plot).replace("  warmup: 0\n", f"  warmup: 0\n{base}"), encoding="utf-8")
+    return read_sweep(path)
+
+
+@pytest.mark.parametrize(("plot", "message"), HOPELESS, ids=map(str, range(len(HOPELESS))))
+def test_figures_that_cannot_be_drawn_are_refused_before_anything_runs(plot: str, message: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError) as error:
+        sweep_of(plot, tmp_path)
+    assert message in str(error.value)
+    assert str(error.value).startswith(f"{tmp_path / 'fig.yaml'}:18: plots[0]")
+    assert "; " in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("plot", HOPEFUL)
+def test_figures_that_can_be_drawn_are_not_refused(plot: str, tmp_path: Path) -> None:
+    assert len(sweep_of(plot, tmp_path).outline.plots) == 1
+
+
+def test_values_of_where_are_written_as_choices_are(tmp_path: Path) -> None:
+    plots = sweep_of(
+        "{kind: attainment-rate, series: system, where: {slo.e2e: 900ms, rate_per_gpu: 30/min}}", tmp_path
+    ).outline.plots
+    assert plots[0].where == {"slo.e2e": 0.9, "rate_per_gpu": 0.5}
+
+
+def test_without_limits_there_is_no_attainment(tmp_path: Path) -> None:
+    text = SWEEP.replace("  slo: {ttft: 250ms, tpot: 0.1}\n", "").replace("  slo.e2e: {choices: [900ms]}\n", "")
+    (tmp_path / "fig.yaml").write_text(text.replace("PLOT", "{kind: attainment-rate, series: system}"))
+    with pytest.raises(InputError, match=r"which none of the rows shown has; give limits in base\.slo"):
+        read_sweep(tmp_path / "fig.yaml")
+
+
+SMALL = "model: 13b\nworkload: fixed:32,4\nslo: {ttft: 0.25, tpot: 0.1}\nrequests: 60\nwarmup: 0\n"
+PAIR, ONE = "placement: 1xP:tp2pp1 + 1xD:tp1pp1\n", "placement: 1xC:tp1pp1\nengine: vllm\n"
+LENGTHS = "prompt_tokens: 64, context_tokens: 64, chunk_tokens: 16, batch: 2"
+STEP = f"measure: step\nmodel: 13b\nstep: {{phase: PHASE, {LENGTHS}}}\n"
+SETTINGS = [
+    f"{SMALL}{PAIR}rate: 3\nquantiles: [ttft_s]\n",
+    f"{SMALL}{PAIR}rate: 3\nphase: prefill\n",
+    f"{SMALL}{PAIR}rate: 3\nphase: decode\n",
+    f"{SMALL}{ONE}rate_per_gpu: 3\npolicy: chunked\n".replace("slo: {ttft: 0.25, tpot: 0.1}\n", ""),
+    f"{SMALL}{PAIR}measure: goodput\nfinite: true\n".replace("32,4", "1000,8"),
+    f"{SMALL}{ONE}measure: goodput\nfinite: true\n".replace("32,4", "1000,8"),
+    f"{SMALL}measure: search\nsearch: {{gpus: 1, requests: 60, timing: true, policies: [orca], jobs: 1}}\n",
+    f"{SMALL}measure: search\nsearch: {{gpus: 2, method: authors, mode: colocated, policies: [orca], jobs: 1}}\n",
+    *(STEP.replace("PHASE", phase) for phase in ("prefill", "decode", "mixed", "chunked")),
+    "measure: queueing\nrate: 1\nqueueing: {formula: md1, prefill_s: 0.2}\n",
+    "measure: queueing\nrate: 1\nqueueing: {formula: speedup, prefill_s: 0.2, tp_speedup: 1.5}\n",
+]
+
+
+def flat(columns: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in columns.items():
+        if isinstance(value, dict):
+            yield from flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+@pytest.mark.parametrize("text", SETTINGS, ids=map(str, range(len(SETTINGS))))
+def test_rows_are_as_expected(text: str) -> None:
+    """What is known of a row before its task runs is what its task gives."""
+    setting = parse_setting(parse_yaml(text.encode(), file="base.yaml"), folder=Path())
+    known, found = expected(setting, {"system": "a", "placement": "b"}), dict(flat(measure(setting, seed=3)))
+    given = {name: value for name, value in found.items() if value is not None}
+    assert set(given) <= known.columns
+    assert {name: found[name] for name in known.values if name in found} == {
+        name: value for name, value in known.values.items() if name not in {"system"} and name in found
+    }
+    assert set(known.values) - set(found) <= {"system", "placement"}
+    texts = {name for name, value in given.items() if isinstance(value, str)}
+    assert texts == {name for name in given if name.rpartition(".")[2] in TEXTS}
+    assert {name for name, value in given.items() if isinstance(value, list)} == {
+        name for name in given if name.startswith(LISTS)
+    }
 
 
 @pytest.mark.parametrize(

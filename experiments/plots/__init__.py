@@ -1,6 +1,7 @@
 """Figures: what a sweep, a search or a run found, as SVG and PNG."""
 
 from experiments.plots.attainment import attainment_figure, attainment_png, attainment_svg, plot_attainment
+from experiments.plots.check import check_plot
 from experiments.plots.draw import draw, render
 from experiments.plots.given import GIVEN, plot_section
 from experiments.plots.results import RUN_KINDS, SEARCH_KINDS, run_figures, search_figures
@@ -23,6 +24,7 @@ __all__ = [
     "attainment_figure",
     "attainment_png",
     "attainment_svg",
+    "check_plot",
     "draw",
     "new_figure",
     "parse_plot",

@@ -226,7 +226,7 @@ def matches(frame: pd.DataFrame, where: Mapping[str, Scalar], *, lenient: bool =
     kept = np.ones(len(frame), dtype=bool)
     for name, wanted in where.items():
         column = frame[name].to_list()
-        kept &= np.array([_same(value, wanted) or (lenient and _missing(value)) for value in column], dtype=bool)
+        kept &= np.array([same(value, wanted) or (lenient and _missing(value)) for value in column], dtype=bool)
     return kept
 
 
@@ -279,7 +279,8 @@ def problem(spec: PlotSpec, rule: str, *, value: object = None, hint: str | None
     return InputError(f"plot {spec.file}", rule, value=value, hint=hint)
 
 
-def _same(value: object, wanted: Scalar) -> bool:
+def same(value: object, wanted: Scalar) -> bool:
+    """Return whether a value of a row is the one that `where` asks for."""
     if isinstance(value, bool | np.bool_) or isinstance(wanted, bool):
         return bool(value == wanted)
     if isinstance(value, int | float | np.number) and isinstance(wanted, int | float):

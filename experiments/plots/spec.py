@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 
 from dsim.errors import nearest
 from dsim.yamlfile import Field, Scalar, Section
+from experiments.plots.labels import quantity
 
 
 class Kind(enum.Enum):
@@ -194,6 +195,11 @@ OWN_KEYS: Mapping[str, str] = {
     "share": "true: parts as shares of the whole",
 }
 
+#: Kinds that show one column of `y`.
+_ONE_COLUMN = (Kind.GOODPUT_BARS, Kind.STAIRCASE, Kind.PARETO, Kind.HEATMAP)
+#: Kinds along whose axis values stand by name.
+_BY_NAME = (Kind.GOODPUT_BARS, Kind.BREAKDOWN, Kind.HEATMAP, Kind.RATIO)
+
 _FILE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
@@ -218,8 +224,11 @@ def parse_plot(section: Section, *, columns: Collection[str], varying: Collectio
     for key in form.needs:
         section.need(key)
     x = None if "x" in form.no else known.one(section, "x", form.x)
+    if kind in _BY_NAME:
+        known.exact(section, "x")
     if kind is Kind.STAIRCASE:
         _one_copy(section)
+        _check_staircase(section, x, known.several(section, form)[0])
     price, rate = _positive(section, "price_usd_per_h"), _positive(section, "max_rate_per_s")
     log = section.text("log", "none") if "log" in section else ""
     if log not in {"", "x", "y", "xy"}:
@@ -229,8 +238,8 @@ def parse_plot(section: Section, *, columns: Collection[str], varying: Collectio
         file=_file(section, kind),
         title=section.text("title", ""),
         x=x,
-        y=known.several(section, form),
-        series=known.optional(section, "series"),
+        y=_columns_shown(section, kind, known),
+        series=known.exact(section, "series"),
         where=_where(section, known),
         xlabel=section.text("xlabel") if "xlabel" in section else None,
         ylabel=section.text("ylabel") if "ylabel" in section else None,
@@ -240,13 +249,30 @@ def parse_plot(section: Section, *, columns: Collection[str], varying: Collectio
         marks=_marks(section),
         mark=known.optional(section, "mark"),
         value=known.optional(section, "value"),
-        best=known.optional(section, "best"),
-        labels=known.optional(section, "labels"),
+        best=known.exact(section, "best"),
+        labels=known.exact(section, "labels"),
         price_usd_per_h=price,
         max_rate_per_s=rate,
         share=section.flag("share", default=False),
     )
     return replace(spec, also=_also(section, spec, varying))
+
+
+def _columns_shown(section: Section, kind: Kind, known: _Columns) -> tuple[str, ...]:
+    """Return the columns of `y`.
+
+    Raises:
+        InputError: there are more than the kind shows, or they do not stack.
+    """
+    names = known.several(section, FORMS[kind])
+    item = section.get("y")
+    if item is not None and len(names) > 1 and kind in _ONE_COLUMN:
+        raise item.error(f"has {len(names)} columns, and kind {kind.value} shows one", "write one figure for each")
+    units = {quantity(name).unit or "no unit" for name in names}
+    if kind is Kind.BREAKDOWN and len(units) > 1:
+        rule = f"has columns of different units, which do not stack: {', '.join(sorted(units))}"
+        raise (item or section.field).error(rule, "name columns of one unit")
+    return names
 
 
 def _also(section: Section, spec: PlotSpec, varying: Collection[str]) -> tuple[str, ...]:
@@ -317,6 +343,16 @@ class _Columns:
                 raise items[i].error("stands twice", "keep one of the two")
         return tuple(names)
 
+    def exact(self, section: Section, key: str) -> str | None:
+        """Return the column at a key whose values are shown as they are, so that an interval is none."""
+        item = section.get(key)
+        if item is None:
+            return None
+        name = self.check(item)
+        if name not in self.names:
+            raise item.error("is an interval", f"name {name}.best")
+        return name
+
     def optional(self, section: Section, key: str) -> str | None:
         item = section.get(key)
         return None if item is None else self.check(item)
@@ -330,6 +366,16 @@ def _one_copy(section: Section) -> None:
         group, dot, name = str(each.value).removesuffix(".best").rpartition(".")
         if name == "total_per_s":
             raise each.error("is of all copies together", f"name {group}{dot}goodput_per_gpu_per_s")
+
+
+def _check_staircase(section: Section, x: str | None, y: str) -> None:
+    """Refuse stairs of anything but GPUs over a rate."""
+    item = section.get("x")
+    if item is not None and x is not None and not x.endswith("gpus"):
+        raise item.error("is no number of GPUs", "name num_gpus, or leave x out")
+    item = section.get("y")
+    if item is not None and not y.removesuffix(".best").endswith("_per_s"):
+        raise item.error("is no rate", "name goodput_per_gpu_per_s, or leave y out")
 
 
 def _file(section: Section, kind: Kind) -> str:
@@ -353,6 +399,8 @@ def _where(section: Section, known: _Columns) -> Mapping[str, Scalar]:
     for name, item in mapping.fields.items():
         if not known.has(name):
             raise item.error_of_key("is no column of the rows", nearest(name, sorted(known.bases())))
+        if name not in known.names:
+            raise item.error_of_key("is an interval", f"name {name}.best")
         if isinstance(item.value, tuple | dict):
             raise item.error("must be one value", "write one figure for each value")
         chosen[name] = item.value
