@@ -9,8 +9,6 @@ import math
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
-import numpy as np
-
 
 def finite(value: object) -> Any:  # noqa: ANN401 a mapping gives a dict, a sequence a list, anything else itself
     """Return nested values with None for numbers that are not finite, lists for tuples, and texts as keys.
@@ -59,6 +57,8 @@ def content(value: object, *, leave_out: Collection[str] = ()) -> Any:  # noqa: 
     >>> content({"b": (1, 2.0), "a": None})
     [['a', None], ['b', [1.0, 2.0]]]
     """
+    import numpy as np  # what only wants plain values, such as --help, goes without
+
     if value is None or isinstance(value, str | bool):
         return value
     if isinstance(value, enum.Enum):
