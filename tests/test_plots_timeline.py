@@ -44,15 +44,21 @@ class Watched(_Run):
         super().__init__(system, source)
         self.kv: dict[Instance, dict[float, int]] = {}
         self.waiting: dict[Instance, dict[float, int]] = {}
+        #: At the end of each instant: prompts on their way to a decode instance that is not chosen yet.
+        self.hopping: dict[float, list[Request]] = {}
 
     def _instant(self, now: float) -> None:
         super()._instant(now)
+        if isinstance(self.system, _Disaggregated):
+            self.hopping[now] = [request for _, request in self.system.to_hand_over]
         for each in self.system.instances:
             if isinstance(each, reference.prefill.PrefillInstance):
                 self._note(now, Instance("P", each.index), each.cache.used, len(each.queue))
             elif isinstance(each, reference.decode.DecodeInstance):
                 places = (each.unpulled, each.in_transfer, each.pulled, each.preempted)
-                self._note(now, Instance("D", each.index), each.cache.used, sum(map(len, places)))
+                # Layer-wise, prompts are handed over before their prefill has ended.
+                ready = [request for place in places for request in place if request.prefill_end_s <= now]
+                self._note(now, Instance("D", each.index), each.cache.used, len(ready))
             else:
                 taken = sum(loop.cache.used for loop in each.loops)
                 waiting = sum(len(loop.waiting) + len(loop.preempted) for loop in each.loops)
@@ -76,6 +82,10 @@ def watched(system: System) -> Watched:
     parts = _system(system.placement, every_role(system.profile), options.seed, front, back, front, limit)
     run = Watched(parts, _OpenLoop(requests))
     run.result()
+    for instance, counts in run.waiting.items():
+        if instance.role == "D":
+            for now, hopping in run.hopping.items():
+                counts[now] += sum(request.decode_instance == instance.index for request in hopping)
     return run
 
 

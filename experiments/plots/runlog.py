@@ -123,7 +123,7 @@ class RunLog:
         Prefill: from `arrival_s` (`request_s` of the front end included) to `prefill_start_s`, of those routed there;
         rejected ones are not. Exact.
 
-        Decode: from the end of the prefill to the first launch with the request (a transfer and the wait for it
+        Decode: from the end of the prefill to the first launch with the request (hop, transfer and the wait for it
         included), and, where it was preempted, from the end of its last step to the next launch with it. Colocated: as
         prefill, and likewise where it was preempted, or was left out of a step that decodes. A preemption
         shows in the log as a launch of the request's micro-batch or loop that decodes without it, or as its return to
