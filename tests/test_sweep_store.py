@@ -233,6 +233,10 @@ def test_the_last_shard_sums_up(cli: Cli, small: Path, whole: dict[str, bytes], 
     for part in ("1/2", "2/2"):
         assert cli("sweep", str(small), "-o", str(folder), "-j", "1", "--shard", part).code == 0
     assert files(folder)["summary.csv"] == whole["summary.csv"]
+    made = files(folder)
+    for more in ((), ("--shard", "1/2")):
+        assert cli("sweep", str(small), "-o", str(folder), "-j", "1", "--resume", *more).code == 0
+        assert files(folder) == made
 
 
 @pytest.mark.parametrize("text", ["0/2", "3/2", "1", "a/b", "1/2/3", "-1/2", "1/0", ""])

@@ -200,11 +200,13 @@ def _run(asked: _Asked, hear: Callable[[int, int, int], None]) -> tuple[SweepRes
         missing = [task for task in asked.tasks if task_key(task) not in present]
         total, failed = len(asked.tasks), 0
         hear(total - len(missing), total, failed)
-        with asked.store.writer() as writer, contextlib.closing(run_tasks(missing, jobs=asked.jobs)) as rows:
-            for done, row in enumerate(rows, total - len(missing) + 1):
-                writer.append(row)
-                failed += row.error is not None
-                hear(done, total, failed)
+        # With nothing to add, a file that is there still loses what a kill left of its last line, and none is made.
+        if missing or asked.store.path.exists():
+            with asked.store.writer() as writer, contextlib.closing(run_tasks(missing, jobs=asked.jobs)) as rows:
+                for done, row in enumerate(rows, total - len(missing) + 1):
+                    writer.append(row)
+                    failed += row.error is not None
+                    hear(done, total, failed)
         outline = asked.sweep.outline
         results = SweepResults(outline, in_order(outline, read_rows(asked.folder).values()))
         if results.is_complete:
