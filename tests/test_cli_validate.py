@@ -160,6 +160,27 @@ def test_a_dry_run_says_what_would_be_tried(cli: Cli, folder: Path) -> None:
     assert (plan["replays"], plan["inputs"]["users"]["values"]) == (144, [4])
 
 
+def test_host_constants_are_fitted_on_request(cli: Cli, folder: Path) -> None:
+    rows = "".join(f"{i / 4},{300 + 7 * i},{20 + i % 9},{0.03 + 0.001 * (i % 5)},0.009\n" for i in range(40))
+    (folder / "many.csv").write_text(REQUESTS.splitlines()[0] + "\n" + rows)
+    known = ["--policy", "chunked", "--token-budget", "2048", "--fit-host"]
+    found = answer(cli, str(folder / "many.csv"), *COLOCATED, *known)
+    assert set(found["host_fit"]["constants"]) == {"step_s", "sequence_s", "token_s", "request_s"}
+    errors = {
+        part: {one["name"]: abs(one["error"]) for one in found["host_fit"][part]} for part in ("fitted", "held_out")
+    }
+    before = {one["name"]: abs(one["error"]) for one in found["comparisons"]}
+    for part in errors.values():
+        assert part["ttft_s.mean"] < before["ttft_s.mean"]
+        assert not any("per_s" in name for name in part)
+    run = cli("validate", str(folder / "many.csv"), *COLOCATED, *known, "--format", "csv")
+    parts = [row["part"] for row in csv.DictReader(io.StringIO(run.out))]
+    assert list(dict.fromkeys(parts)) == ["all", "fitted", "held_out"]
+    run = cli("validate", str(folder / "many.csv"), *COLOCATED, *known)
+    assert "host constants fitted to the even requests in" in run.out
+    assert "the odd requests, which they were not:" in run.out
+
+
 def test_columns_of_another_log(cli: Cli, folder: Path) -> None:
     (folder / "log.csv").write_text("sent,in,out,first,done\n100,512,64,30,500\n600,512,64,31,510\n")
     columns = ["arrival_s=sent:ms", "prompt_tokens=in", "output_tokens=out", "ttft_s=first:ms", "e2e_s=done:ms"]
@@ -360,6 +381,7 @@ OPTIONS: list[tuple[str, str | None, str]] = [
     ("--prefill-routing", "best", "--prefill-routing: 'best' is not one of"),
     ("--decode-routing", "best", "--decode-routing: 'best' is not one of"),
     ("--extrapolate", "=1", "--extrapolate: "),
+    ("--fit-host", None, "--fit-host: 3 needs at least 20 requests; leave it out"),
     ("--check", "=1", "--check: "),
     ("--format", "xml", "--format: 'xml' is not one of"),
     ("--output-dir", "", "--output-dir: '' must not be empty"),
@@ -373,12 +395,12 @@ OPTIONS: list[tuple[str, str | None, str]] = [
 
 
 @pytest.mark.parametrize(("option", "value", "words"), OPTIONS)
-def test_malformed_options(cli: Cli, folder: Path, option: str, value: str, words: str) -> None:
+def test_malformed_options(cli: Cli, folder: Path, option: str, value: str | None, words: str) -> None:
     others = {name: text for name, text in GOOD.items() if name != option}
     if option == "--profile":
         del others["--model"], others["--gpu"]
     arguments = [part for name, text in others.items() for part in (name, text)]
-    wrong = option + value if value.startswith("=") else f"{option}={value}"
+    wrong = option + ("" if value is None else value if value.startswith("=") else f"={value}")
     assert words in cli.refused("validate", str(folder / "requests.csv"), *arguments, wrong)
 
 

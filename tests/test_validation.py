@@ -612,3 +612,46 @@ def test_every_statistic_has_a_name() -> None:
 
     assert len(set(NAMED)) == len(METRICS) * len(STATISTICS) + len(RATES) + 3
     assert all(name in NAMED for name in (f"{m}.{s}" for m, s in itertools.product(METRICS, STATISTICS)))
+
+
+def test_host_constants_fitted_to_half_of_the_requests(profile: Profile, tmp_path: Path) -> None:
+    """An engine whose host takes longer than the profile says: one half tells how long, the other is predicted."""
+    from experiments.validation import fit_host
+    from experiments.validation.fit import CONSTANTS, with_host
+
+    slow = with_host(profile, {"step_s": 0.004, "sequence_s": 3e-5, "token_s": 0.0, "request_s": 0.03})
+    path = tmp_path / "requests.csv"
+    path.write_text(simulated(slow, trace(80)).to_frame().to_csv())
+    found = checked(read_run(path), profile)
+    fit = fit_host(found)
+    assert set(fit.constants) == set(CONSTANTS)
+    assert all(value >= 0 for value in fit.constants.values())
+    before = {one.name: abs(one.error or 0) for one in found.comparisons}
+    for half in (fit.fitted, fit.held_out):
+        after = {one.name: abs(one.error or 0) for one in half}
+        for name in ("ttft_s.mean", "tpot_s.mean", "e2e_s.mean"):
+            assert before[name] > 0.1
+            assert after[name] < 0.03
+    # Halves differ: the fit has not seen the other one.
+    assert fit.fitted[0].measured != fit.held_out[0].measured
+    assert fit.constants["step_s"] == pytest.approx(0.004, rel=0.3)
+
+
+def test_what_cannot_be_fitted(profile: Profile, tmp_path: Path) -> None:
+    from experiments.validation import fit_host
+
+    row = aggregate({**ROW, "users": 4, "num_requests": 20})
+    known: dict[str, tuple[Value, ...]] = {"length_range": ("exact",), "first_wave_counted": (True,)}
+    with pytest.raises(InputError, match="--fit-host: needs the requests of a run, not statistics of them"):
+        fit_host(checked(row, profile, **known))
+    path = tmp_path / "requests.csv"
+    path.write_text(simulated(profile, trace(10)).to_frame().to_csv())
+    with pytest.raises(InputError, match="--fit-host: 10 needs at least 20 requests"):
+        fit_host(checked(read_run(path), profile))
+    path.write_text(simulated(profile, trace(100, rate_per_s=60)).to_frame().to_csv())
+    with pytest.raises(InputError, match="does not know token_budget; add --assume token_budget=VALUE"):
+        fit_host(checked(read_run(path), profile, token_budget=(512, 2048)))
+    assert fit_host(checked(read_run(path), profile, max_seqs=(512, 256))).runs > 1
+    saved = vllm_result(simulated(profile, trace(30), log_steps=True), request_rate=12.0)
+    with pytest.raises(InputError, match="needs the arrivals of the requests, which were drawn"):
+        fit_host(checked(read_run(written(tmp_path / "vllm.json", saved)), profile, seed=(1,)))

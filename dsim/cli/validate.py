@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -44,11 +44,13 @@ from dsim.slo import Slo, parse_slo
 if TYPE_CHECKING:
     from dsim.cli.output import Table
     from dsim.profile import Profile
-    from experiments.validation import Comparison, Input, Kind, Measured, TpotDefinition, Validation
+    from experiments.validation import Comparison, HostFit, Input, Kind, Measured, TpotDefinition, Validation
     from experiments.validation.measured import Value
     from experiments.validation.readers import Mapped
 
 _FILES = ("validation.json", "comparisons.csv", "config.yaml")
+#: What rows of CSV leave out, or have in columns of their own.
+_NOT_IN_ROWS = {"comparisons", "host_fit", "inputs", "remarks", "profile"}
 _METRICS = {"ttft_s": "TTFT", "tpot_s": "TPOT", "itl_s": "ITL", "e2e_s": "E2E"}
 _RATES = {
     "throughput_per_s": "requests/s",
@@ -136,6 +138,13 @@ def validate(
         bool, typer.Option("--extrapolate", help="Go beyond the profile's valid range; the result says so.")
     ] = False,
     check: Annotated[bool, typer.Option("--check", help="Verify the conservation laws on every replay.")] = False,
+    fit: Annotated[
+        bool,
+        typer.Option(
+            "--fit-host",
+            help="Also fit four host constants to the even requests, and print the errors of the odd ones.",
+        ),
+    ] = False,
     output_format: FormatOption = Format.TABLE,
     output_dir: OutputDirectory = None,
     overwrite: Overwrite = False,
@@ -193,7 +202,12 @@ def validate(
             options=options,
             progress=None if bar is None else lambda done, total: bar("replaying", done, total),
         )
-    answer = _answer(asked, found)
+    host = None
+    if fit:
+        from experiments.validation import fit_host
+
+        host = fit_host(found, options=options)
+    answer = _answer(asked, found, host)
     if output_dir is not None:
         from dsim.cli.output import to_csv, to_json
 
@@ -204,7 +218,7 @@ def validate(
                 "config.yaml": rerun_text(context),
             }
         )
-    _print(asked, found, answer, output_format=output_format, no_color=no_color)
+    _print(asked, found, host, answer, output_format=output_format, no_color=no_color)
     if output_dir is not None:
         from dsim.cli.output import note
 
@@ -321,7 +335,7 @@ def _inputs(inputs: tuple[Input, ...]) -> dict[str, Any]:
     return {item.name: {"values": list(item.values), "origin": item.origin.value, "note": item.note} for item in inputs}
 
 
-def _answer(asked: _Asked, found: Validation) -> dict[str, Any]:
+def _answer(asked: _Asked, found: Validation, host: HostFit | None) -> dict[str, Any]:
     from dsim.version import __version__
 
     return {
@@ -329,30 +343,47 @@ def _answer(asked: _Asked, found: Validation) -> dict[str, Any]:
         "inputs": _inputs(found.inputs),
         "without_effect": list(found.without_effect),
         "replays": len(found.replays),
-        "comparisons": [
-            {
-                "name": comparison.name,
-                "measured": comparison.measured,
-                "predicted": comparison.predicted,
-                "low": comparison.low,
-                "high": comparison.high,
-                "error": comparison.error,
-                "error_low": comparison.error_low,
-                "error_high": comparison.error_high,
-            }
-            for comparison in found.comparisons
-        ],
+        "comparisons": _compared(found.comparisons),
+        "host_fit": None
+        if host is None
+        else {
+            "constants": dict(host.constants),
+            "replays": host.runs,
+            "fitted": _compared(host.fitted),
+            "held_out": _compared(host.held_out),
+        },
         "remarks": list(found.remarks),
         "version": __version__,
     }
 
 
+def _compared(comparisons: Sequence[Comparison]) -> list[dict[str, Any]]:
+    return [
+        {
+            "name": comparison.name,
+            "measured": comparison.measured,
+            "predicted": comparison.predicted,
+            "low": comparison.low,
+            "high": comparison.high,
+            "error": comparison.error,
+            "error_low": comparison.error_low,
+            "error_high": comparison.error_high,
+        }
+        for comparison in comparisons
+    ]
+
+
 def _rows(answer: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return one row for each comparison, with every input in it."""
-    same = {key: value for key, value in answer.items() if key not in {"comparisons", "inputs", "remarks", "profile"}}
+    same = {key: value for key, value in answer.items() if key not in _NOT_IN_ROWS}
     same["profile"] = answer["profile"]["name"]
     inputs = {name: [_text(value) for value in item["values"]] for name, item in answer["inputs"].items()}
-    return [{**comparison, **same, "inputs": inputs} for comparison in answer["comparisons"]]
+    parts = {"all": answer["comparisons"]}
+    if answer["host_fit"] is not None:
+        parts |= {part: answer["host_fit"][part] for part in ("fitted", "held_out")}
+    return [
+        {**comparison, "part": part, **same, "inputs": inputs} for part, found in parts.items() for comparison in found
+    ]
 
 
 def _text(value: Value) -> str:
@@ -407,7 +438,15 @@ def _input_table(inputs: tuple[Input, ...]) -> Table:
     return table
 
 
-def _print(asked: _Asked, found: Validation, answer: dict[str, Any], *, output_format: Format, no_color: bool) -> None:
+def _print(
+    asked: _Asked,
+    found: Validation,
+    host: HostFit | None,
+    answer: dict[str, Any],
+    *,
+    output_format: Format,
+    no_color: bool,
+) -> None:
     from dsim.cli.output import emit, show, to_csv, to_json, use_color
 
     if output_format is Format.JSON:
@@ -422,7 +461,16 @@ def _print(asked: _Asked, found: Validation, answer: dict[str, Any], *, output_f
     if asked.extrapolate:
         lines.append("extrapolated: steps may lie outside the range that the profile was measured on")
     lines += found.remarks
-    show("\n".join(lines), _input_table(found.inputs), _comparison_table(found), color=use_color(no_color=no_color))
+    parts: list[Table | str] = ["\n".join(lines), _input_table(found.inputs), _comparison_table(found.comparisons)]
+    if host is not None:
+        parts += [
+            f"host constants fitted to the even requests in {number_of(host.runs, 'run')}: {_constants(host)}",
+            "the even requests, which they were fitted to:",
+            _comparison_table(host.fitted),
+            "the odd requests, which they were not:",
+            _comparison_table(host.held_out),
+        ]
+    show(*parts, color=use_color(no_color=no_color))
 
 
 def _replays(found: Validation) -> str:
@@ -436,11 +484,15 @@ def _replays(found: Validation) -> str:
     return text
 
 
-def _comparison_table(found: Validation) -> Table:
+def _constants(host: HostFit) -> str:
+    return ", ".join(f"{name} {1e6 * value:,.2f} us" for name, value in host.constants.items())
+
+
+def _comparison_table(comparisons: Sequence[Comparison]) -> Table:
     from dsim.cli.output import Table
 
     table = Table(["<", "measured", "predicted", "error"])
-    for comparison in found.comparisons:
+    for comparison in comparisons:
         name, scale = _heading(comparison.name)
         predicted = (
             f"[{_figure(comparison.low * scale)}, {_figure(comparison.high * scale)}]"

@@ -5,6 +5,7 @@ found = validate(run, profiles=profile, placement=Placement.parse("1xC:tp1"), gi
 found.of("ttft_s.mean").error
 """
 
+from experiments.validation.fit import HostFit, fit_host
 from experiments.validation.inputs import NAMES, Input, Loop, Origin, parse_assumption
 from experiments.validation.measured import Kind, Measured, Requests, TpotDefinition
 from experiments.validation.readers import aggregate, read_run, read_runs
@@ -15,6 +16,7 @@ from experiments.validation.settle import settle
 __all__ = [
     "NAMES",
     "Comparison",
+    "HostFit",
     "Input",
     "Kind",
     "Loop",
@@ -26,6 +28,7 @@ __all__ = [
     "Validation",
     "aggregate",
     "compare",
+    "fit_host",
     "parse_assumption",
     "read_run",
     "read_runs",
