@@ -174,6 +174,10 @@ def test_throughput_is_that_of_the_steady_state() -> None:
     span_s = 39 / 4 + finite["e2e_s"]["mean"]
     assert finite["throughput_per_s"] == pytest.approx(40 / span_s, rel=1e-2)
     assert finite["output_tokens_per_s"] == pytest.approx(50 * finite["throughput_per_s"], rel=1e-12)
+    # So do 20 of a run without a warm-up: nothing would complete while the last of them arrive.
+    text = text.replace("requests: 40", "requests: 20").replace("fixed:64,50", "fixed:64,300")
+    ramp = measured(text.replace("finite: true", "warmup: 0"))
+    assert ramp["throughput_per_s"] == pytest.approx(20 / (19 / 4 + ramp["e2e_s"]["mean"]), rel=0.05)
 
 
 def test_short_steady_runs_are_not_biased() -> None:
