@@ -183,6 +183,16 @@ def test_kv_blocks_by_role_and_parallelism(cli: Cli, text: str, prefill: int, de
     assert result["kv_source"] == {"prefill": "given", "decode": "given"}
 
 
+def test_each_role_says_what_its_step_times_rest_on(cli: Cli) -> None:
+    found = summary(cli, *DISAGGREGATED, *SHORT)["profiles"]
+    assert {role: entry["evidence"] for role, entry in found.items()} == {"prefill": "measured", "decode": "measured"}
+    other = ["simulate", "-m", "llama-3.1-8b", "--gpu", "h100", "--engine", "sglang", "-p", "1xC:tp1pp1", *SHORT]
+    (entry,) = summary(cli, *other)["profiles"].values()
+    assert (entry["engine"], entry["evidence"]) == ("sglang", "other-kernels")
+    assert "evidence: measured steps\n" in cli(*DISAGGREGATED, *SHORT).out
+    assert "evidence: other-kernels, no measured steps; expected error of a step 4 to 8 %" in cli(*other).out
+
+
 def test_where_kv_blocks_come_from_is_said(cli: Cli) -> None:
     """What the engine says or its rule gives, what was given, and what the measured context leaves of it."""
     assert summary(cli, *DISAGGREGATED, *SHORT)["kv_source"] == {"prefill": "listed", "decode": "listed"}

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import math
 import textwrap
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dsim.errors import InputError
 
 if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping
+
     from dsim.model import Model
+    from dsim.pools import Role
     from dsim.profile import Profile
 
 
@@ -95,6 +98,22 @@ def introduction(profile: Profile, *, asked: str | None) -> list[str]:
         source_line(profile),
         *evidence_lines(profile),
     ]
+
+
+def described_profiles(profiles: Mapping[Role, Profile], roles: Collection[Role]) -> dict[str, Any]:
+    """Return the profile of each role and what its step times rest on."""
+    return {
+        role.name.lower(): {
+            "name": p.name,
+            "engine": p.engine,
+            "sha256": p.sha256,
+            "source": p.source,
+            "evidence": p.evidence.value,
+            "expected_error": p.expected_error,
+        }
+        for role, p in profiles.items()
+        if role in roles
+    }
 
 
 def evidence_lines(profile: Profile) -> list[str]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dsim.cli.config import rerun_text
-from dsim.cli.inputs import display_name, evidence_lines, number_of, source_line, whole
+from dsim.cli.inputs import described_profiles, display_name, evidence_lines, number_of, source_line, whole
 from dsim.cli.kv_blocks import kv_blocks as capacity
 from dsim.cli.kv_blocks import kv_line, kv_reasons, kv_sources, with_kv_blocks
 from dsim.cli.options import (
@@ -473,18 +473,7 @@ def _described(asked: Asked, question: Question) -> dict[str, Any]:
         "attainment_target": question.attainment,
         "workload": asked.workload,
         "arrivals": asked.arrivals,
-        "profiles": {
-            role.name.lower(): {
-                "name": p.name,
-                "engine": p.engine,
-                "sha256": p.sha256,
-                "source": p.source,
-                "evidence": p.evidence.value,
-                "expected_error": p.expected_error,
-            }
-            for role, p in question.profiles.items()
-            if role in question.roles
-        },
+        "profiles": described_profiles(question.profiles, question.roles),
         "extrapolated": question.options.extrapolate,
         "seed": question.seed,
     }

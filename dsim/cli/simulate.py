@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dsim.cli.config import rerun_text
-from dsim.cli.inputs import introduction, number_of, rate_per_s, seconds, whole
+from dsim.cli.inputs import described_profiles, introduction, number_of, rate_per_s, seconds, whole
 from dsim.cli.kv_blocks import kv_sources, with_kv_blocks
 from dsim.cli.options import (
     ArrivalsText,
@@ -457,6 +457,7 @@ def _described(asked: _Run) -> dict[str, Any]:
             "evidence": profile.evidence.value,
             "expected_error": profile.expected_error,
         },
+        "profiles": described_profiles(asked.profiles, [pool.role for pool in asked.placement.pools]),
         "extrapolated": asked.extrapolate,
         "slo": None if slo is None else {"ttft_s": slo.ttft_s, "tpot_s": slo.tpot_s, "e2e_s": slo.e2e_s},
         "traffic": asked.traffic.described,
