@@ -14,14 +14,17 @@ from hypothesis import strategies as st
 from dsim.catalog import find_gpu
 from dsim.errors import InputError
 from dsim.latency import AffineLatency
-from dsim.pools import Parallelism
+from dsim.pools import Parallelism, Role
+from dsim.profile import BatchLimits
 from dsim.profile_file import load_profile, parse_profile
+from profiles.estimate import ENGINES, engine_limits, point_to_point
 from profiles.kernels.build import Question, build
 from profiles.kernels.hosts import HOSTS, NOTHING
 from profiles.kernels.package import KernelPackage, Table, check_engine, open_package
 from profiles.kernels.rows import Reach
 from profiles.kernels.steps import ALL_REDUCE, SMALL_KERNEL_S, WAIT_S, find_steps
 from profiles.kernels.tables import Curve, ExpertSizes, Heads, find_all_reduce, find_attention, find_experts, find_gemms
+from profiles.memory import RULES, kv_capacities
 from profiles.scripts.kernels import jobs
 from profiles.shapes import shape_of
 from profiles.shipped import shipped_profiles
@@ -354,6 +357,14 @@ class TestShipped:
         assert profile.violations == ()
         assert "aiconfigurator-core" in profile.source
         assert "sha256" in profile.source
+        # The engine's own limits and KV cache, as an estimate for it would have them.
+        limits = engine_limits(ENGINES[profile.engine], profile.gpu)
+        requests = min(limits.requests, 1024)
+        assert profile.limits[Role.COLOCATED] == BatchLimits(tokens=limits.tokens, requests=requests)
+        found = kv_capacities(profile.model, profile.gpu, profile.engine, profile.latency, limits=limits)
+        assert profile.kv_capacity_tokens == {at: tokens for at, tokens in found.items() if tokens > 0}
+        assert profile.block_tokens == RULES[profile.engine].block_tokens
+        assert profile.p2p.latency_s == pytest.approx(point_to_point(profile.gpu).latency_s, rel=1e-3)
         for tp, latency in profile.latency.items():
             assert isinstance(latency, AffineLatency)
             # However full the cache, a step is within the range.

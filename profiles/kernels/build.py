@@ -104,7 +104,7 @@ def _head(package: KernelPackage, question: Question, kernels: dict[int, Kernels
     }
 
 
-_DENSE_ERROR = "4 to 7 % beside measured steps (docs/kernels.md)"
+_DENSE_ERROR = "4 to 8 % beside measured steps (docs/validation.md)"
 _EXPERTS_ERROR = "unknown, no measured steps with experts to compare with"
 _RANGE = (
     "prompts and batches up to the largest that were timed; contexts up to 131072 tokens a request and up to what the "
