@@ -15,7 +15,7 @@ from dsim.latency import Chunk, HostOverhead, LatencyModel
 from dsim.metrics import Distribution
 from dsim.options import Window
 from dsim.plain import finite
-from dsim.pools import Placement, Role
+from dsim.pools import Parallelism, Placement, Role
 from dsim.profile import Profile
 from dsim.result import Result
 from dsim.simulate import Source, simulate
@@ -366,7 +366,7 @@ def _stepped(setting: Setting) -> Columns:
     step = setting.step
     assert step is not None
     profile = setting.profiles[step.role]
-    latency, host = profile.latency_at(step.tp), profile.host_of(step.role, step.pp)
+    latency, host = profile.latency_of(Parallelism(step.tp, step.pp)), profile.host_of(step.role, step.pp)
     make = {
         StepPhase.PREFILL: _prefill_step,
         StepPhase.DECODE: _decode_step,
