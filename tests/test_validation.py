@@ -263,6 +263,39 @@ def test_a_result_of_vllm_without_details(profile: Profile, tmp_path: Path) -> N
     assert {item.name for item in found.inputs} >= {"users", "turnaround_s", "first_wave_counted", "max_seqs"}
 
 
+def test_results_of_sglang(profile: Profile, tmp_path: Path) -> None:
+    """Its own names, the mean concurrency that it measured, and options of random lengths whatever the data set was."""
+    result = simulated(profile, ClosedLoop(12, Fixed(700, 90), 60), log_steps=True)
+    saved = {
+        "backend": "sglang",
+        "dataset_name": "random",
+        "request_rate": math.inf,
+        "max_concurrency": 12,
+        "random_input_len": 700,
+        "random_output_len": 90,
+        "random_range_ratio": 1.0,
+        "duration": 10.0,
+        "completed": 60,
+        "total_input_tokens": 42000,
+        "total_output_tokens": 5400,
+        "concurrency": 11.7,
+        "mean_e2e_latency_ms": float(result.e2e_s.mean() * 1e3),
+        "median_ttft_ms": float(np.median(result.ttft_s) * 1e3),
+    }
+    measured = read_run(written(tmp_path / "sglang.jsonl", saved))
+    assert measured.kind is Kind.VLLM
+    assert_exact(checked(measured, profile), names=2, rel=1e-12)
+    measured = read_run(
+        written(tmp_path / "sglang.jsonl", {**saved, "dataset_name": "sharegpt", "random_input_len": 9})
+    )
+    assert (measured.inputs["prompt_tokens"], measured.inputs["lengths_are"]) == (700, "mean")
+    assert any("workload=LENGTHS" in remark for remark in measured.remarks)
+    found = checked(measured, profile, workload=("sharegpt",), seed=(0,))
+    assert {item.name for item in found.inputs}.isdisjoint({"prompt_tokens", "length_range"})
+    lists = vllm_result(result, max_concurrency=12, concurrency=11.7, dataset_name="sharegpt")
+    assert_exact(checked(read_run(written(tmp_path / "details.jsonl", lists)), profile), names=26, rel=1e-7)
+
+
 def test_a_row_of_a_closed_loop_has_no_error(profile: Profile) -> None:
     result = simulated(profile, ClosedLoop(16, Fixed(512, 64), 80))
     measured = aggregate(

@@ -97,6 +97,7 @@ _INPUT_NAMES: Final[Mapping[str, tuple[str, ...]]] = {
     "max_seqs": ("max_seqs", "max_num_seqs"),
     "kv_blocks": ("kv_blocks", "num_gpu_blocks"),
 }
+_RANDOM_LENGTHS: Final = ("random_input_len", "random_output_len", "random_range_ratio")
 _VLLM_LISTS: Final = ("input_lens", "output_lens", "ttfts", "itls")
 
 
@@ -251,7 +252,7 @@ def _records(reader: Reader) -> tuple[list[int], list[Record]]:
 def _kind(record: Record, columns: Columns) -> Kind:
     """Return what the keys of the first record say that the file holds."""
     names = set(record)
-    if "ttfts" in names or ("request_throughput" in names and "duration" in names):
+    if "ttfts" in names or {"duration", "completed"} <= names:
         return Kind.VLLM
     flat = dict(_flat(record))
     if any(_statistic(name) for name in flat) or any("." in name or name in RATES for name in columns):
@@ -667,8 +668,14 @@ def _vllm_inputs(reader: Reader, record: Record) -> tuple[dict[str, Value], list
     Source:
         vllm/benchmarks/serve.py of vLLM 0.9 to 0.13 and benchmarks/benchmark_serving.py of vLLM 0.6 to 0.10: all
         requests are sent by a semaphore of `max_concurrency`; gaps are gamma-distributed with shape `burstiness`.
+        python/sglang/bench_serving.py of SGLang 0.4 and 0.5: the same, `concurrency` being the mean that was measured,
+        and the options of random lengths are there whatever the data set was.
     """
-    found, remarks = _inputs(reader, record, {}, set())
+    dataset = str(record.get("dataset_name") or "random")
+    foreign = {"concurrency"} if dataset.startswith("random") else {"concurrency", *_RANDOM_LENGTHS}
+    found, remarks = _inputs(reader, {key: value for key, value in record.items() if key not in foreign}, {}, set())
+    if not dataset.startswith("random") and "ttfts" not in record:
+        remarks.append(f"lengths are those of {dataset}: give them by --assume workload=LENGTHS, such as sharegpt")
     if record.get("ramp_up_strategy") is not None and record.get("start_times") is None:
         hint = "measure at one rate, or with a version that saves start_times"
         reader.fail(
@@ -681,7 +688,7 @@ def _vllm_inputs(reader: Reader, record: Record) -> tuple[dict[str, Value], list
     if users is not None:
         found["loop"] = "closed"
         found["first_wave_counted"] = True
-    elif record.get("start_times") is not None:
+    elif record.get("start_times") is not None and "ttfts" in record:
         found["loop"] = "replay"
     else:
         found["loop"] = "open" if "rate_per_s" in found else "burst"
