@@ -430,3 +430,12 @@ def test_the_resolved_file_finds_its_lengths(tmp_path: Path) -> None:
         (folder / "sweep.yaml").write_text(sweep.outline.yaml(), encoding="utf-8")
         again = read_sweep(folder / "sweep.yaml")
         assert [(task.id, task.factors) for task in again.tasks] == [(task.id, task.factors) for task in sweep.tasks]
+
+
+def test_labels_that_read_as_quantities_are_texts(tmp_path: Path) -> None:
+    text = GOOD.replace("label: vLLM", "label: 2 s").replace("system: vLLM", "system: 2 s")
+    text = text.replace("{kind: attainment-rate, series: system,", "{kind: attainment-rate, where: {system: 2 s},")
+    outline = sweep_of(text, tmp_path).outline
+    assert outline.published.points[0].where == {"system": "2 s", "rate_per_gpu": 0.5}
+    assert outline.plots[0].where == {"system": "2 s"}
+    assert read_sweep(tmp_path / "small.yaml", assignments=["plots=[]"], quick=True).outline.plots == ()
