@@ -345,13 +345,13 @@ def test_failures_are_rows(cli: Cli, tmp_path: Path, small: Path, monkeypatch: p
 
 
 def deadly(setting: Setting, seed: int) -> Outcome:
-    """Kill the own process for one setting, once for another."""
+    """Kill the own process for one setting; twice for another, beside others and alone, and then no more."""
     if setting.traffic.rate_per_s == 1.0:
         os.kill(os.getpid(), signal.SIGKILL)
-    mark = Path(os.environ["DSIM_TEST_MARK"])
-    if setting.traffic.rate_per_s == 4.5 and not mark.exists():
-        mark.touch()
-        os.kill(os.getpid(), signal.SIGKILL)
+    for mark in (Path(os.environ["DSIM_TEST_MARK"]), Path(os.environ["DSIM_TEST_MARK"] + "-2")):
+        if setting.traffic.rate_per_s == 4.5 and not mark.exists():
+            mark.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
     return Outcome({"seed": seed})
 
 
@@ -360,7 +360,7 @@ def test_the_death_of_a_worker_is_one_task_s_failure(tmp_path: Path, monkeypatch
     monkeypatch.setattr(runner, "run_task", deadly)
     tasks = tasks_of(tmp_path, 10)
     found = list(run_tasks(tasks, jobs=2))
-    assert (tmp_path / "mark").exists()
+    assert (tmp_path / "mark-2").exists()
     assert [row.id for row in found] == [task.id for task in tasks]
     lost = [row for row in found if row.error is not None]
     assert [(row.factors["rate_per_gpu"], row.factors["system"]) for row in lost] == [(1.0, "vLLM")] * 2
