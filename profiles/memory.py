@@ -76,19 +76,29 @@ class ShareOfFree(MemoryRule):
 
 @dataclass(frozen=True, slots=True)
 class Reserve(MemoryRule):
-    """All memory but a reserve by the size of the GPU, less weights: SGLang's automatic `mem_fraction_static`."""
+    """A share of the free memory, less weights: SGLang's `mem_fraction_static`.
+
+    Args:
+        share: None for the automatic one, all but a reserve by the size of the GPU.
+    """
+
+    share: float | None = None
 
     def kv_bytes(self, model: Model, gpu: Gpu, parallelism: Parallelism, limits: BatchLimits) -> float:
         """Return what is left for KV on the fullest GPU of an instance."""
         del limits
+        share = self._automatic(gpu, parallelism) if self.share is None else self.share
+        return share * (_VISIBLE * gpu.memory_bytes - _CONTEXT_BYTES) - weight_bytes(model, parallelism)
+
+    @staticmethod
+    def _automatic(gpu: Gpu, parallelism: Parallelism) -> float:
         memory_mib = gpu.memory_bytes / _MIB
         chunk_tokens, few, many = next(row[1:] for row in _SGLANG_SIZES if memory_mib < row[0])
         graph_requests = few if parallelism.tp < _SGLANG_MANY_TP else many
         reserve_mib = 512 + 1.5 * max(chunk_tokens, 2048) + 2 * graph_requests + 128 * parallelism.num_gpus
         if memory_mib > 60 * 1024:
             reserve_mib = max(reserve_mib, 10 * 1024)
-        share = 1 - reserve_mib / memory_mib
-        return share * (_VISIBLE * gpu.memory_bytes - _CONTEXT_BYTES) - weight_bytes(model, parallelism)
+        return 1 - reserve_mib / memory_mib
 
 
 #: MiB below which a GPU is of a size, its prefill chunk, and the largest batch that graphs are captured for, with few

@@ -25,7 +25,7 @@ from placement.feasibility import cannot_run
 from profiles.choice import AS_TIMED, Variant, best_profile, choose_colocated, choose_profile
 from profiles.estimate import ENGINES, estimated_profile, expected_error
 from profiles.kernels.hosts import HOSTS
-from profiles.memory import RULES, gpu_token_bytes, kv_capacities, weight_bytes
+from profiles.memory import RULES, Reserve, gpu_token_bytes, kv_capacities, weight_bytes
 from profiles.shipped import find_profile, profile_file, shipped_profiles
 from tests.cli import Cli
 from tests.test_hugging_face import QWEN3
@@ -103,6 +103,17 @@ def test_an_estimate_keeps_the_contract(engine: str) -> None:
 def test_kv_capacity_is_what_engines_find(model: str, gpu: str, limits: BatchLimits, tokens: int) -> None:
     found = kv_capacities(find_model(model), find_gpu(gpu), "vllm", [1], limits=limits)
     assert found[Parallelism(1, 1)] == pytest.approx(tokens, rel=0.02)
+
+
+def test_kv_capacity_of_sglang() -> None:
+    """What SGLang 0.4.1 printed with mem_fraction_static 0.88 on a GPU of 80 GB (its page "Sending Requests")."""
+    model, one = find_model("llama-3.1-8b"), Parallelism(1, 1)
+    kv_bytes = Reserve(1, "", share=0.88).kv_bytes(model, find_gpu("h100"), one, BatchLimits())
+    assert kv_bytes / gpu_token_bytes(model, one) == pytest.approx(444_500, rel=0.005)
+    # Later releases keep 13 GiB back: 512 + 1.5 · 8192 + 2 · 256 + 128 MiB.
+    later = RULES["sglang"].kv_bytes(model, find_gpu("h100"), one, BatchLimits())
+    assert later < kv_bytes
+    assert kv_bytes - later == pytest.approx((13_440 / 81_920 - 0.12) * 84.5e9, rel=0.01)
 
 
 @needs_shared
