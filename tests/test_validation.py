@@ -559,8 +559,8 @@ ROW = {"mean_ttft_ms": 20.0, "prompt_tokens": 512, "output_tokens": 64}
         ),
         (
             {**ROW, "qps": 2},
-            ("seed=0,1,2,3,4,5,6,7,8,9",),
-            "--assume: would take 720 replays, more than 200, to try all",
+            (f"seed={','.join(map(str, range(20)))}",),
+            "--assume: would take 1440 replays, more than 1000, to try all",
         ),
         (
             {**ROW, "qps": 2, "policy": "orca"},
@@ -576,6 +576,16 @@ def test_what_cannot_be_settled(profile: Profile, row: dict[str, object], given:
             aggregate(row), profiles=profile, placement=COLOCATED, given=dict(parse_assumption(text) for text in given)
         )
     assert words in str(caught.value)
+
+
+def test_attainment_needs_its_limits(profile: Profile) -> None:
+    said = aggregate({**ROW, "users": 4, "num_requests": 20, "attainment": 0.9})
+    given: dict[str, tuple[Value, ...]] = {"length_range": ("exact",), "first_wave_counted": (True,), **ENGINE}
+    without = validate(said, profiles=profile, placement=COLOCATED, given=given)
+    assert any("add --slo" in remark for remark in without.remarks)
+    found = validate(said, profiles=profile, placement=COLOCATED, given=given, slo=Slo(ttft_s=1))
+    assert found.of("attainment.both").error == pytest.approx(0.1)
+    assert found.remarks == ()
 
 
 def test_what_the_file_says_is_not_tried(profile: Profile) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -22,8 +22,10 @@ from experiments.validation.settle import Given, cases, settle
 
 #: Every statistic that can be compared, in the order in which they are printed.
 NAMED: Final = (*(f"{m}.{s}" for m, s in itertools.product(METRICS, STATISTICS)), *RATES, *ATTAINMENTS)
+#: Inputs that change nothing where no request reaches them.
+_LIMITS: Final = ("max_seqs", "kv_blocks")
 #: Combinations of inputs beyond which a run is refused rather than left running for hours.
-MOST_CASES: Final = 200
+MOST_CASES: Final = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,13 +148,15 @@ def validate(
         rule = f"would take {len(asked)} replays, more than {MOST_CASES}, to try all values of {unknown}"
         raise InputError("--assume", rule, hint="fix some of them, as in --assume max_seqs=256")
     run: list[Replay] = []
+    alike: dict[tuple[Value, ...], list[Replay]] = {}
     for number, case in enumerate(asked):
-        known = _same(run, case, placement, by_role)
-        run.append(
-            replay(measured, case, profiles=by_role, placement=placement, options=options, slo=slo)
-            if known is None
-            else _shared(known, case)
-        )
+        others = alike.setdefault(tuple(value for name, value in case.items() if name not in _LIMITS), [])
+        known = _same(others, case, placement, by_role)
+        if known is None:
+            run.append(replay(measured, case, profiles=by_role, placement=placement, options=options, slo=slo))
+            others.append(run[-1])
+        else:
+            run.append(replace(known, case=case))
         if progress is not None:
             progress(number + 1, len(asked))
     return Validation(
@@ -162,7 +166,7 @@ def validate(
         inputs=inputs,
         replays=tuple(run),
         comparisons=compare(_measured(measured, slo), [one.statistics for one in run], one_number=_one(inputs)),
-        remarks=(*measured.remarks, *_remarks(measured, run, inputs)),
+        remarks=(*measured.remarks, *_remarks(measured, run, inputs, slo)),
     )
 
 
@@ -203,7 +207,7 @@ def _same(run: Sequence[Replay], case: Case, placement: Placement, profiles: Map
     """Return a replay whose limits never bound, where the case differs from it in limits that would not either."""
     for done in run:
         differ = {name for name in case if case[name] != done.case[name]}
-        if not differ <= {"max_seqs", "kv_blocks"} or done.result.column("rejected").any():
+        if done.result.column("rejected").any():
             continue
         if "max_seqs" in differ and any(int(one["max_seqs"] or 0) < done.peak_requests for one in (case, done.case)):
             continue
@@ -241,12 +245,10 @@ def _matters(name: str, replays: Sequence[Replay]) -> bool:
     return False
 
 
-def _shared(done: Replay, case: Case) -> Replay:
-    return Replay(case, done.result, done.statistics, done.peak_requests, done.peak_blocks)
-
-
-def _remarks(measured: Measured, run: Sequence[Replay], inputs: Sequence[Input]) -> list[str]:
+def _remarks(measured: Measured, run: Sequence[Replay], inputs: Sequence[Input], slo: Slo | None) -> list[str]:
     found = []
+    if slo is None and any(name in measured.statistics for name in ATTAINMENTS):
+        found.append("attainment was measured and is not compared without its limits: add --slo")
     limit = measured.inputs.get("concurrency_limit")
     most = max(one.peak_requests for one in run)
     if isinstance(limit, int) and most > limit:
