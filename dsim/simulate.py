@@ -129,9 +129,10 @@ class _Feeder:
 
     def _check(self, block: Trace) -> None:
         total = block.prompt_tokens + block.output_tokens
-        for values, limit, rule in (
-            (total, self._model_context, "tokens of prompt and output exceed the model's context of"),
-            (block.prompt_tokens, self._longest_prompt, "prompt tokens exceed the profile's valid range of"),
+        beyond = ", or go beyond it (--extrapolate), or take estimates (--evidence roofline)"
+        for values, limit, rule, otherwise in (
+            (total, self._model_context, "tokens of prompt and output exceed the model's context of", ""),
+            (block.prompt_tokens, self._longest_prompt, "prompt tokens exceed the profile's valid range of", beyond),
         ):
             if len(block) and int(values.max()) > limit:
                 row = int(values.argmax())
@@ -140,7 +141,7 @@ class _Feeder:
                     f"{rule} {limit:g}",
                     name=f"request {self._index + row}",
                     value=int(values[row]),
-                    hint="drop or truncate such requests",
+                    hint=f"drop or truncate such requests{otherwise}",
                 )
 
     def _schedule(self) -> None:

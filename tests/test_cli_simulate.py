@@ -193,6 +193,17 @@ def test_each_role_says_what_its_step_times_rest_on(cli: Cli) -> None:
     assert "evidence: other-kernels, no measured steps; expected error of a step 4 to 8 %" in cli(*other).out
 
 
+def test_prompts_beyond_the_valid_range_are_refused_and_marked_where_allowed(cli: Cli) -> None:
+    arguments = ["simulate", "-m", "qwen3-8b", "--gpu", "h100", "-p", "1xC:tp1pp1", "-r", "1", "-n", "20", "-w"]
+    arguments += ["fixed:20000,4", "--warmup", "0"]
+    refused = cli.refused(*arguments)
+    assert "prompt tokens exceed the profile's valid range of 16384; drop or truncate such requests, or go" in refused
+    assert "(--extrapolate), or take estimates (--evidence roofline)" in refused
+    assert summary(cli, *arguments, "--extrapolate")["extrapolated"] is True
+    assert "extrapolated: steps may lie outside the range" in cli(*arguments, "--extrapolate").out
+    assert summary(cli, *arguments, "--evidence", "roofline")["extrapolated"] is False
+
+
 def test_where_kv_blocks_come_from_is_said(cli: Cli) -> None:
     """What the engine says or its rule gives, what was given, and what the measured context leaves of it."""
     assert summary(cli, *DISAGGREGATED, *SHORT)["kv_source"] == {"prefill": "listed", "decode": "listed"}
