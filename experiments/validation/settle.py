@@ -121,15 +121,16 @@ def _loop(found: _Settling) -> Loop:
         raise InputError("--assume", "takes one value", name="loop", hint="compare loops in runs of their own")
     if not found.has("loop"):
         if has_arrivals:
-            guess = Loop.REPLAY
+            guess, told_by = Loop.REPLAY, "arrival_s"
         elif found.has("users") and not found.has("rate_per_s"):
-            guess = Loop.CLOSED
+            guess, told_by = Loop.CLOSED, "users"
         elif found.has("rate_per_s"):
-            guess = Loop.OPEN
+            guess, told_by = Loop.OPEN, "rate_per_s"
         else:
             hint = "add --assume rate_per_s=RATE, users=N, or loop=burst"
             raise InputError(found.measured.source, "does not say when requests were sent", hint=hint)
-        found.inputs["loop"] = Input("loop", (guess.value,), Origin.FILE, "as its columns say")
+        origin = Origin.GIVEN if told_by in found.given else Origin.FILE
+        found.inputs["loop"] = Input("loop", (guess.value,), origin, f"as {told_by} is")
     else:
         found.add("loop", (), Origin.UNKNOWN)
     loop = Loop(found.inputs["loop"].values[0])
