@@ -161,24 +161,23 @@ def test_a_dry_run_says_what_would_be_tried(cli: Cli, folder: Path) -> None:
 
 
 def test_host_constants_are_fitted_on_request(cli: Cli, folder: Path) -> None:
-    rows = "".join(f"{i / 4},{300 + 7 * i},{20 + i % 9},{0.03 + 0.001 * (i % 5)},0.009\n" for i in range(40))
+    rows = "".join(f"{i / 4},{300 + 7 * i},{20 + i % 9},{0.03 + 0.001 * (i % 5)},0.009\n" for i in range(20))
     (folder / "many.csv").write_text(REQUESTS.splitlines()[0] + "\n" + rows)
-    known = ["--policy", "chunked", "--token-budget", "2048", "--fit-host"]
-    found = answer(cli, str(folder / "many.csv"), *COLOCATED, *known)
-    assert set(found["host_fit"]["constants"]) == {"step_s", "sequence_s", "token_s", "request_s"}
-    errors = {
-        part: {one["name"]: abs(one["error"]) for one in found["host_fit"][part]} for part in ("fitted", "held_out")
-    }
-    before = {one["name"]: abs(one["error"]) for one in found["comparisons"]}
-    for part in errors.values():
-        assert part["ttft_s.mean"] < before["ttft_s.mean"]
-        assert not any("per_s" in name for name in part)
-    run = cli("validate", str(folder / "many.csv"), *COLOCATED, *known, "--format", "csv")
-    parts = [row["part"] for row in csv.DictReader(io.StringIO(run.out))]
-    assert list(dict.fromkeys(parts)) == ["all", "fitted", "held_out"]
+    known = ["--policy", "chunked", "--token-budget", "2048", "--fit-host", "-q", "-o", str(folder / "out")]
     run = cli("validate", str(folder / "many.csv"), *COLOCATED, *known)
+    assert (run.code, run.err) == (0, "")
     assert "host constants fitted to the even requests in" in run.out
     assert "the odd requests, which they were not:" in run.out
+    found = json.loads((folder / "out/validation.json").read_text())
+    jsonschema.validate(found, SCHEMA)
+    assert set(found["host_fit"]["constants"]) == {"step_s", "sequence_s", "token_s", "request_s"}
+    before = {one["name"]: abs(one["error"]) for one in found["comparisons"]}
+    for part in ("fitted", "held_out"):
+        errors = {one["name"]: abs(one["error"]) for one in found["host_fit"][part]}
+        assert errors["ttft_s.mean"] < before["ttft_s.mean"]
+        assert not any("per_s" in name for name in errors)
+    rows_of_csv = csv.DictReader((folder / "out/comparisons.csv").read_text().splitlines())
+    assert list(dict.fromkeys(row["part"] for row in rows_of_csv)) == ["all", "fitted", "held_out"]
 
 
 def test_columns_of_another_log(cli: Cli, folder: Path) -> None:
