@@ -100,8 +100,9 @@ class LayerLatency:
     """A latency model that looks up every kernel of a step; chunks and decodes of one step are looked up together.
 
     Times are linear between points and come out as they are at the points. Below the first point of an axis its time
-    holds, beyond the last one the last slope goes on. Attention is looked up axis after axis: chunk, cached tokens,
-    requests, context; the points of one axis need not be the same everywhere.
+    holds. Beyond the last one it goes on as from half of that one to it, and attention of a longer chunk is that of
+    chunks after each other. Attention is looked up axis after axis: chunk, cached tokens, requests, context; the points
+    of one axis need not be the same everywhere.
 
     Args:
         kernels: all but attention.
@@ -179,10 +180,15 @@ class LayerLatency:
         if len(chunks) > 1:
             cached = max(sum(t * (t + 2 * s) for t, s in chunks) / (2 * tokens) - tokens / 2, 0.0)
         look = self._lookup
+        attention_s = 0.0
+        left = tokens
+        while left > look.longest_chunk:
+            left -= look.longest_chunk
+            attention_s += look.alone_s(look.longest_chunk, cached + left)
         if requests:
-            attention_s = look.beside_s(tokens, cached, requests, context_tokens / requests)
+            attention_s += look.beside_s(left, cached, requests, context_tokens / requests)
         else:
-            attention_s = look.alone_s(tokens, cached)
+            attention_s += look.alone_s(left, cached)
         return look.rest_s(tokens + requests, len(chunks) + requests) + self.attention_layers * attention_s
 
     def decode_line(self, requests: int) -> tuple[float, float] | None:
@@ -205,6 +211,7 @@ class _Lookup:
         alone, beside = _trees(attention)
         self._alone = sorted((chunk, *_sorted(row)) for chunk, row in alone.items())
         self._alone_chunks = [chunk for chunk, _, _ in self._alone]
+        self.longest_chunk = self._alone_chunks[-1]
         self._beside = [(list(tree), list(tree.values())) for _, tree in beside]
         self._beside_chunks = [chunk for chunk, _ in beside]
         self._decode: _Rows = self._beside[0][1][0]
@@ -324,11 +331,15 @@ def _rows_s(rows: _Rows, requests: int, contexts: Floats) -> Floats:
 
 
 def _row_s(row: _Row, at: Floats | float) -> Floats:
-    """Return seconds at one or more amounts: linear, held below the first point, continued beyond the last."""
+    """Return seconds at one or more amounts: linear, held below the first point.
+
+    Beyond the last point the slope is that from half of it to it: points that stand close say little about it.
+    """
     amounts, seconds = row
     found: Floats = np.asarray(np.interp(at, amounts, seconds))
     if len(amounts) > 1 and np.max(at) > amounts[-1]:
-        slope_s = (seconds[-1] - seconds[-2]) / (amounts[-1] - amounts[-2])
+        half = max(amounts[-1] / 2, amounts[0])
+        slope_s = (seconds[-1] - np.interp(half, amounts, seconds)) / (amounts[-1] - half)
         found = found + slope_s * np.maximum(at - amounts[-1], 0.0)
     return found
 

@@ -59,9 +59,10 @@ LATENCY = LayerLatency.whole(kernels=KERNELS, attention_layers=LAYERS, attention
 
 
 def kernel_s(kernel: KernelTimes, amount: float) -> float:
-    last = (kernel.kernel_s[-1] - kernel.kernel_s[-2]) / (kernel.amounts[-1] - kernel.amounts[-2])
-    beyond = float(max(amount - kernel.amounts[-1], 0) * last)
-    return float(np.interp(amount, kernel.amounts, kernel.kernel_s)) + beyond
+    most = kernel.amounts[-1]
+    if amount > most:
+        return kernel.kernel_s[-1] + (amount / most - 1) * 2 * (kernel.kernel_s[-1] - kernel_s(kernel, most / 2))
+    return float(np.interp(amount, kernel.amounts, kernel.kernel_s))
 
 
 def rest_s(tokens: int, sequences: int) -> float:
@@ -115,11 +116,32 @@ def test_between_points_times_are_linear_axis_by_axis() -> None:
 def test_held_below_the_first_point_and_continued_beyond_the_last() -> None:
     assert LATENCY.decode_s(1, 3) == LATENCY.decode_s(1, 16)
     assert step_s(3, 0, 0, 0) - rest_s(3, 1) == pytest.approx(step_s(16, 0, 0, 0) - rest_s(16, 1))
+    # In context attention is a line here, so it makes no difference from where the slope is taken.
     slope_s = (attention_s(0, 0, 1, 256) - attention_s(0, 0, 1, 64)) / 192
     wanted = rest_s(1, 1) + LAYERS * (attention_s(0, 0, 1, 256) + 100 * slope_s)
     assert LATENCY.decode_s(1, 356) == pytest.approx(wanted)
-    assert rest_s(200, 1) > rest_s(100, 1)
-    assert LATENCY.prefill_s([(200, 0)]) > LATENCY.prefill_s([(100, 0)])
+
+
+def test_a_prompt_beyond_the_tables_goes_on_as_they_do_at_large() -> None:
+    """The last two points stand close and differ by noise: not the slope between them decides."""
+    noisy = KernelTimes("products", 1, "tokens", (1, 1024, 2032, 2048), (1e-3, 1e-3, 1.98e-3, 1.981e-3))
+    blocks = [
+        AttentionTimes(0, 0, (1,), (1, 4096), ((1e-6, 2e-6),)),
+        *(AttentionTimes(c, s, (0,), (0,), ((1e-9 * c * (s + c / 2),),)) for c in (64, 2048) for s in (0, 8192)),
+        AttentionTimes(64, 0, (1,), (1, 4096), ((1e-6, 2e-6),)),
+        AttentionTimes(2048, 0, (1,), (1, 4096), ((1e-9 * 2048 * 1024 + 1e-6, 1e-9 * 2048 * 1024 + 2e-6),)),
+    ]
+    latency = LayerLatency.whole(kernels=[noisy], attention_layers=1, attention=blocks)
+    # Products: 981 µs more for each 1024 tokens. Attention: chunks of 2048 after each other.
+    attention_s = 1e-9 * 6144 * 6144 / 2
+    assert latency.prefill_s([(6144, 0)]) == pytest.approx(1.981e-3 + 4 * 0.981e-3 + attention_s)
+    assert latency.prefill_s([(6144, 2048)]) == pytest.approx(
+        1.981e-3 + 4 * 0.981e-3 + attention_s + 1e-9 * 6144 * 2048
+    )
+    rest_s = latency.mixed_s([(2048, 0)], 1, 4096) - latency.prefill_s([(2048, 0)])
+    assert latency.mixed_s([(6144, 0)], 1, 4096) - latency.prefill_s([(6144, 0)]) == pytest.approx(rest_s)
+    steps = [latency.prefill_s([(tokens, 0)]) for tokens in range(1900, 6200)]
+    assert np.all(np.diff(steps) >= 0)
 
 
 def test_several_chunks_are_one_of_as_much_work() -> None:
