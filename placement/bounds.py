@@ -186,7 +186,7 @@ def _capacity(name: str, pool: Pool, work_s: float) -> Bound:
 def alone_s(placement: Placement, case: Case) -> tuple[Floats, Floats, Floats]:
     """Return lower limits of TTFT, TPOT and E2E of each sampled request, seconds, each shape (n,)."""
     sample, first, second = case.sample, placement.pools[0], placement.pools[-1]
-    request_s, prefill_s = case.profiles[first.role].request_s, case.once(_prefill_alone_s, first)
+    request_s, prefill_s = case.profiles[first.role].request_s, case.once(prefill_alone_s, first)
     ttft_s: Floats = request_s + prefill_s
     decode_s = np.where(sample.output_tokens > 1, case.once(_decode_alone_s, second), 0.0)
     rest_s, e2e_s = decode_s, ttft_s + decode_s
@@ -221,7 +221,7 @@ def _first_step_s(pool: Pool, case: Case) -> Floats:
     return step_s
 
 
-def _prefill_alone_s(pool: Pool, case: Case) -> Floats:
+def prefill_alone_s(pool: Pool, case: Case) -> Floats:
     """Return launch and step time of each sampled prompt alone, all pipeline stages."""
     profile = case.profiles[pool.role]
     latency, sample = profile.latency_of(pool.parallelism), case.sample

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import Final, Protocol
 
 import numpy as np
 
@@ -20,9 +20,14 @@ from dsim.slo import Slo
 from dsim.trace import Trace
 from dsim.workload import replication_seed
 from placement.goodput import Observation
+from placement.statistics import stretches
 
 #: Batches of successive requests from whose means the error of one run's attainment is taken.
 _BATCHES = 15
+#: Stretches whose attainment is told apart, of runs that have at least so many requests for each: shorter stretches
+#: would be too much like their neighbours.
+PARTS: Final = 16
+_STRETCH: Final = 200
 #: Share of the requests after whose arrival an overloaded placement is taken to be full.
 _FILLING = 0.4
 
@@ -147,8 +152,10 @@ def _outcome(scenario: Scenario, probe: Probe, result: Result) -> Outcome:
     shares = result.attainment(scenario.slo)
     stable = scenario.transient or result.saturation is not Saturation.OVERLOADED
     late = None if scenario.transient else float(met[len(met) // 2 :].mean())
+    apart = not scenario.transient and len(met) >= PARTS * _STRETCH
+    parts = tuple(stretches(met, PARTS).tolist()) if apart else ()
     return Outcome(
-        Observation(float(met.mean()), stable=stable, requests=requests, late=late),
+        Observation(float(met.mean()), stable=stable, requests=requests, late=late, stretches=parts),
         error=_error(met),
         attainment=(shares.both, shares.ttft, shares.tpot),
         utilization=tuple(sorted(result.utilization.items(), key=lambda item: item[0].name)),

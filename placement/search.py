@@ -20,8 +20,9 @@ from dsim.profile import Profile, profiles_by_role, range_remarks
 from dsim.slo import Slo
 from dsim.workload import replication_seed
 from placement import bounds, feasibility, space
-from placement.goodput import Ask, Estimator, Goodput, Sampling, ratio
-from placement.probe import Outcome, Scenario, Source
+from placement.controls import Traffic
+from placement.goodput import Ask, Estimator, Goodput, Sampling, more_replications, ratio
+from placement.probe import PARTS, Outcome, Scenario, Source
 from placement.race import Entrant, Goal, Horizon, Race
 from placement.result import Best, Operation, SearchResult, State, Trial, by_worth, rank
 from placement.runner import Progress, Runner, local_processes
@@ -36,12 +37,12 @@ _BRIEF: Final = 400
 _SHORT: Final = (300, 1200)
 _LONG: Final = (600, 1600)
 _REPORTED: Final = 10_000
-#: Replications behind the interval of a reported candidate, and of a best one at most.
-_REPLICATIONS, _MOST_REPLICATIONS = 4, 16
+#: Replications behind the interval of a reported candidate, at least, of a best one at least and at most; and of a
+#: placement looked at by itself.
+_REPORTED_REPLICATIONS, _BEST_REPLICATIONS, _MOST_REPLICATIONS = 2, 3, 16
+_REPLICATIONS: Final = 4
 #: Half width aimed for that those at first are meant for; a tighter one buys more, up to the most.
 _PRECISION: Final = 0.03
-#: Replications with which the rate is sought.
-_LOCATE: Final = 4
 #: Where the long runs behind an interval begin, as a share of what the shorter ones of the race found: those flatter.
 _BELOW: Final = 0.97
 #: Candidates that are not among the best of the race but come so close to the best of their kind (a share of it) that
@@ -257,8 +258,8 @@ def _horizons(question: Question, known: bounds.Case) -> tuple[Horizon | None, H
     stay_s = min(min(slo.ttft_s, 60.0) + output_tokens * min(slo.tpot_s, 0.2), slo.e2e_s, 120.0)
     held = math.ceil(_highest_rate(question, known) * stay_s)
     settling = math.ceil(_RESIDENCES * held)
-    brief = Horizon(held // 2, _BRIEF, held // 2)
-    short = Horizon(_SHORT[0] + held, _SHORT[1], held)
+    brief = Horizon(held // 2, _BRIEF, held // 4)
+    short = Horizon(_SHORT[0] + held, _SHORT[1], held // 2)
     return brief, short, Horizon(_LONG[0] + settling, max(_LONG[1], 2 * settling), held)
 
 
@@ -309,15 +310,22 @@ class _Search:
         self.case = case(question)
         self.warnings = _warnings(self.scenario, question.cluster)
         self.replications = replications_of(question)
+        if question.num_requests is None:
+            self.replications = _REPORTED_REPLICATIONS, _MOST_REPLICATIONS
         checks = min(_CHECKS, self.replications[0]) if self.scenario.transient else 1
         horizons = _horizons(question, self.case)
         # A placement whose KV cache fills slowly looks better in short runs than it is: they only rank.
-        self.reported = replace(horizons[-1], counted=max(horizons[-1].counted, _REPORTED), tail=horizons[-1].tail // 2)
+        counted = PARTS * math.ceil(max(horizons[-1].counted, _REPORTED) / PARTS)
+        self.reported = replace(horizons[-1], counted=counted, tail=horizons[-1].tail // 2)
         if self.scenario.transient:
             self.reported = horizons[-1]
+        self.traffic = Traffic(self.scenario, self.case, self.reported.warmup, self.reported.counted, PARTS)
         # One replication need not resolve what the others will blur.
         sampling = replace(self._sampling(checks, checks), precision=max(question.precision, _COARSE))
-        self.race = Race(self.runner, question.attainment, *horizons, sampling)
+        brief, short, long = horizons
+        if not self.scenario.transient:
+            long = replace(long, tail=long.tail // 2)
+        self.race = Race(self.runner, question.attainment, brief, short, long, sampling)
 
     def run(self) -> SearchResult:
         """Return the answer."""
@@ -369,13 +377,14 @@ class _Search:
             copies -= 1
         return copies
 
-    def _sampling(self, replications: int, most: int) -> Sampling:
+    def _sampling(self, replications: int, most: int, *, close: bool = False) -> Sampling:
         return Sampling(
-            locate=replications if self.scenario.transient else _LOCATE,
+            locate=replications,
             replications=replications,
             max_replications=most,
             precision=self.question.precision,
             confidence=self.question.confidence,
+            close=close,
         )
 
     def _estimate(self, starts: Mapping[Entrant, float]) -> None:
@@ -389,7 +398,9 @@ class _Search:
             if not self.scenario.transient and entrant.failure is None and start > 0:
                 limit = entrant.bounds[0].rate_per_s
                 begin = start * entrant.num_gpus * _BELOW
-                entrant.estimator = Estimator(self.question.attainment, begin, limit, self._sampling(least, least))
+                controls = self.traffic.controls(entrant.placement, begin)
+                sampling = self._sampling(least, least)
+                entrant.estimator = Estimator(self.question.attainment, begin, limit, sampling, controls)
                 entrant.outcomes.clear()
         self._replicate(starts, least)
 
@@ -408,13 +419,13 @@ class _Search:
         reported |= dict.fromkeys(more)
         self._estimate(more)
 
-    def _replicate(self, entrants: Iterable[Entrant], least: int, most: int | None = None) -> None:
+    def _replicate(self, entrants: Iterable[Entrant], least: int, *, close: bool = False) -> None:
         """Run replications of the entrants until each goodput has its interval."""
         running = [e for e in entrants if e.estimator is not None and e.failure is None]
         for entrant in running:
             assert entrant.estimator is not None
-            if entrant.estimator.replications < (most or least):
-                entrant.estimator.extend(self._sampling(least, most or least))
+            if close or entrant.estimator.replications < least:
+                entrant.estimator.extend(self._sampling(least, least, close=close))
         while asked := [(e, a) for e in running if e.failure is None and e.estimator for a in e.estimator.ask()]:
             probes = [self.race.probe(entrant, ask, run=self.reported) for entrant, ask in asked]
             for (entrant, ask), outcome in zip(asked, self.runner.run(probes, stage="estimating"), strict=True):
@@ -440,26 +451,26 @@ class _Search:
         }
 
     def _sharpen(self, kinds: Sequence[Sequence[Entrant]]) -> None:
-        """Add replications to the best of every kind, to each as many, so that the ratio is of the same requests.
+        """Add replications to the best of every kind, until it stays the best with what the precision asks for.
 
-        How many is decided once, by the precision asked for: to look again would make the intervals too narrow.
+        How many is decided once for each: to look again would make the intervals too narrow.
         """
-        most = self.replications[1]
-        wanted = 0
+        sharp: set[Entrant] = set()
         while True:
-            best = []
+            best: list[Entrant] = []
             for kind in kinds:
                 found = [e for e in kind if e.per_gpu > 0 and e.failure is None]
                 best += sorted(found, key=lambda e: (-e.per_gpu, e.num_gpus, e.placement.label))[:1]
-            found_so_far = [(e, e.goodput) for e in best]
-            if not wanted:
-                excess = max((g.rate_per_s.half_width for _, g in found_so_far if g), default=0.0)
-                ratio_squared = min(excess / self.question.precision, 10.0) ** 2
-                wanted = min(max(self.replications[0], math.ceil(self.replications[0] * ratio_squared)), most)
-            blunt = [e for e, g in found_so_far if g is not None and len(g.log_rates) < wanted]
+            blunt = [e for e in best if e not in sharp]
             if not blunt:
                 return
-            self._replicate(blunt, wanted)
+            sharp.update(blunt)
+            if self.scenario.transient:
+                continue
+            for entrant in blunt:
+                assert entrant.goodput is not None
+                wanted = max(more_replications(entrant.goodput, self.question.precision), _BEST_REPLICATIONS)
+                self._replicate([entrant], min(wanted, self.replications[1]), close=True)
 
     def _answer(
         self,

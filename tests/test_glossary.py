@@ -76,6 +76,7 @@ WORKINGS = {
     "dsim.steplaws": "steps prepared for the laws",
     "dsim.transfer": "a transfer's time, from the handover's numbers",
     "dsim.yamlfile": "positions in a file, for messages",
+    "placement.controls": "what departs from the usual in a replication's requests",
     "placement.probe": "tasks and outcomes that the runner carries",
     "placement.race": "the state of a search",
 }
@@ -84,7 +85,9 @@ WORKINGS = {
 WORKING_CLASSES = {
     "Ask": "a probe that the estimator wants",
     "Case": "what the bounds of one search share",
+    "Controls": "departures from the usual that the estimator is given",
     "Estimator": "the state of the search for one goodput",
+    "Level": "a mean on its way to an interval",
     "Observation": "what the estimator is told",
     "Sample": "lengths from which the bounds take means",
 }
@@ -135,6 +138,7 @@ PLAIN = {
 UNITLESS_NAMES = {
     **dict.fromkeys(("c1", "c2", "c3", "c4", "c5"), "the names of appendix A of the paper"),
     "log_rates": "a logarithm has no unit; the differences that it is for are ratios",
+    "log_stretches": "likewise",
     "output_mean": "parameter of a distribution over tokens, as in lognormal:output=MEAN/CV",
     "prompt_mean": "likewise",
 }

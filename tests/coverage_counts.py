@@ -1,0 +1,143 @@
+"""How often intervals hold the truth, and how wide they are: `python -m tests.coverage_counts [SEEDS]` prints it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from placement.goodput import Estimator, Goodput, Observation, Sampling
+from placement.queueing import md1_goodput_per_s
+from placement.statistics import Controls, stretches
+
+SERVICE_S: Final = 0.1
+LIMIT_S: Final = 2 * SERVICE_S
+TARGET: Final = 0.9
+TRUTH_PER_S: Final = md1_goodput_per_s(SERVICE_S, ttft_s=LIMIT_S, attainment=TARGET)
+
+PARTS: Final = 16
+_WARMUP: Final = 500
+#: Requests from which the usual controls are taken, as a multiple of one run's.
+_USUAL: Final = 30
+
+
+@dataclass(frozen=True, slots=True)
+class Fifo:
+    """An M/D/1 queue by Lindley's recursion, and a likeness of it whose service takes a share of the time as a control.
+
+    Args:
+        counted: requests counted in one run.
+        likeness: service time of the control's queue, relative; at 1 the control is nearly the thing itself.
+    """
+
+    seed: int
+    counted: int = 4000
+    likeness: float = 0.9
+    anchor_per_s: float = 0.95 * TRUTH_PER_S
+
+    def probe(self, rate_per_s: float, replication: int) -> Observation:
+        """Return what a run of this replication sees."""
+        met = self._met(self._gaps(replication), rate_per_s, SERVICE_S)
+        late = float(met[len(met) // 2 :].mean())
+        parts = tuple(stretches(met, PARTS).tolist())
+        stable = rate_per_s * SERVICE_S < 1
+        return Observation(float(met.mean()), stable=stable, requests=len(met), late=late, stretches=parts)
+
+    @property
+    def controls(self) -> Controls:
+        """The share that meets the limit in the likeness, and the arrivals per second."""
+        usual = self._features(np.random.default_rng([self.seed, 1 << 20]), _USUAL)
+
+        def of(replication: int) -> NDArray[np.float64]:
+            own = self._features(np.random.default_rng([self.seed, replication]), 1)
+            departures: NDArray[np.float64] = own - usual.mean(axis=0)
+            return departures
+
+        return Controls(of, np.cov(usual, rowvar=False) / len(usual))
+
+    def _gaps(self, replication: int) -> NDArray[np.float64]:
+        return np.random.default_rng([self.seed, replication]).standard_exponential(_WARMUP + self.counted)
+
+    def _features(self, rng: np.random.Generator, runs: int) -> NDArray[np.float64]:
+        gaps = rng.standard_exponential(_WARMUP + runs * self.counted)
+        met = self._met(gaps, self.anchor_per_s, self.likeness * SERVICE_S)
+        parts = runs * PARTS
+        return np.stack([stretches(met, parts), 1 / stretches(gaps[_WARMUP:], parts)], axis=1)
+
+    def _met(self, gaps: NDArray[np.float64], rate_per_s: float, service_s: float) -> NDArray[np.float64]:
+        work_s = np.concatenate([[0.0], np.cumsum(service_s - gaps[1:] / rate_per_s)])
+        sojourn_s = work_s - np.minimum.accumulate(work_s) + service_s
+        return (sojourn_s[_WARMUP:] <= LIMIT_S + 1e-12).astype(np.float64)
+
+
+def finish(estimator: Estimator, probe: Callable[[float, int], Observation]) -> Goodput:
+    """Return what an estimator finds once all that it asks for is probed."""
+    while asks := estimator.ask():
+        for ask in asks:
+            estimator.tell(ask, probe(ask.rate_per_s, ask.replication))
+    assert estimator.result is not None
+    return estimator.result
+
+
+@dataclass(frozen=True, slots=True)
+class Count:
+    """How often the truth lay within, how wide intervals were, and what they took.
+
+    Args:
+        half_width: mean, relative.
+        error: root of the mean squared error, relative.
+        requests: mean, of one estimate.
+    """
+
+    name: str
+    tries: int
+    within: int
+    half_width: float
+    error: float
+    requests: float
+
+
+def count(name: str, sampling: Sampling, *, seeds: range, controlled: bool = True) -> Count:
+    """Return how the intervals of as many estimates do."""
+    found = []
+    for seed in seeds:
+        queue = Fifo(seed)
+        controls = queue.controls if controlled else None
+        start_per_s = TRUTH_PER_S * np.random.default_rng([seed, 1 << 21]).uniform(0.85, 1.1)
+        found.append(finish(Estimator(TARGET, float(start_per_s), 1 / SERVICE_S, sampling, controls), queue.probe))
+    rates = [goodput.rate_per_s for goodput in found]
+    return Count(
+        name,
+        len(rates),
+        sum(rate.low <= TRUTH_PER_S <= rate.high for rate in rates),
+        float(np.mean([rate.half_width for rate in rates])),
+        float(np.sqrt(np.mean([(rate.best / TRUTH_PER_S - 1) ** 2 for rate in rates]))),
+        float(np.mean([goodput.requests for goodput in found])),
+    )
+
+
+SAMPLINGS: Final = {
+    "one run": Sampling(locate=1, replications=1, max_replications=1),
+    "two runs": Sampling(locate=2, replications=2, max_replications=2),
+    "2 %, at least two runs": Sampling(locate=2, replications=2, max_replications=16, precision=0.02),
+    "two runs, 80 %": Sampling(locate=2, replications=2, max_replications=2, confidence=0.8),
+}
+
+
+def main(seeds: int) -> None:
+    """Print one row for each way of sampling, with controls and without."""
+    out = sys.stdout
+    for controlled in (True, False):
+        out.write(f"{'with' if controlled else 'without'} controls\n")
+        for name, sampling in SAMPLINGS.items():
+            row = count(name, sampling, seeds=range(seeds), controlled=controlled)
+            share = row.within / row.tries
+            out.write(f"  {name:25} {share:6.1%} {row.half_width:6.2%} {row.error:6.2%} {row.requests:9.0f}\n")
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]) if len(sys.argv) > 1 else 200)
