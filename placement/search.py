@@ -468,9 +468,10 @@ class _Search:
             if self.scenario.transient:
                 continue
             for entrant in blunt:
-                assert entrant.goodput is not None
-                wanted = max(more_replications(entrant.goodput, self.question.precision), _BEST_REPLICATIONS)
-                self._replicate([entrant], min(wanted, self.replications[1]), close=True)
+                self._replicate([entrant], _BEST_REPLICATIONS, close=True)
+                if entrant.goodput is not None and entrant.failure is None:
+                    wanted = more_replications(entrant.goodput, self.question.precision)
+                    self._replicate([entrant], min(wanted, self.replications[1]), close=True)
 
     def _answer(
         self,

@@ -206,8 +206,9 @@ def test_decode_that_fills_its_cache_is_covered(seed: int) -> None:
     )
     (trial,) = search(question).trials
     rate = goodput_of(trial).rate_per_s
-    # Interpolated between 14.76 (93.1 %) and 15.07 (89.0 %), each over two runs that count 30,000 requests.
-    assert rate.low <= 14.99 <= rate.high
+    # Interpolated between 14.9 (92.7 %) and 15.15 (89.5 %), each over 24 runs that count 30,000 requests: 15.12 with a
+    # standard error of 0.04.
+    assert rate.low <= 15.12 <= rate.high
     assert rate.half_width < 0.06
     assert trial.operation is not None
     assert trial.operation.limiting is Role.DECODE
