@@ -154,6 +154,7 @@ MALFORMED = [
     ("{kind: attainment-rate, file: ..}", "plots[0].file='..' must be a plain name"),
     ("{kind: attainment-rate, file: ''}", "plots[0].file='' must not be empty"),
     ("{kind: line, x: rate_per_gpu, y: num_gpus, log: z}", "plots[0].log='z' is not known; expected x, y or xy"),
+    ("{kind: cdf, log: xy}", "plots[0].log='xy' is not known; expected x"),
     ("{kind: attainment-rate, marks: [{x: 1}]}", "plots[0].marks[0].label is missing; add this key"),
     ("{kind: attainment-rate, marks: [{x: a, label: b}]}", "plots[0].marks[0].x='a' must be a number; write a number"),
     ("{kind: attainment-rate, marks: [{at: 1, label: b}]}", "'at' is not a known key in plots[0].marks[0]; "),

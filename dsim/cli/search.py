@@ -28,9 +28,11 @@ from dsim.cli.options import (
     Format,
     FormatOption,
     GpuName,
+    HandoverText,
     Jobs,
     KvBlocksText,
     KvDtypeOption,
+    KvLinkText,
     ModelName,
     NoColor,
     OutputDirectory,
@@ -131,6 +133,8 @@ def search(
     ] = None,
     prefill_batching: PrefillBatchingOption = PrefillBatching.ENGINE,
     kv_blocks: KvBlocksText = None,
+    handover: HandoverText = None,
+    kv_link: KvLinkText = None,
     requests: Annotated[
         int | None,
         typer.Option(
@@ -191,6 +195,8 @@ def search(
         policy=policy,
         prefill_batching=prefill_batching,
         kv_blocks=kv_blocks,
+        handover=handover,
+        kv_link=kv_link,
         requests=requests,
         top=top,
         precision=precision,
@@ -257,6 +263,8 @@ def resolved(
     policy: list[Policy] | None,
     prefill_batching: PrefillBatching,
     kv_blocks: str | None = None,
+    handover: str | None = None,
+    kv_link: str | None = None,
     requests: int | None,
     top: int,
     precision: str,
@@ -269,24 +277,33 @@ def resolved(
         InputError: a value cannot be used.
     """
     from profiles.choice import Variant, choose_colocated, choose_profile
+    from profiles.handover import asked_handover
 
     whole("--seed", seed, at_least=0, at_most=2**32 - 1)
     parse_slo(slo)
     variant = Variant(experts, kv_dtype)
     used = choose_profile(model=model, gpu=gpu, engine=engine, file=profile, evidence=evidence, variant=variant)
     colocated = choose_colocated(used, engine=colocated_engine, file=colocated_profile, variant=variant)
+    cluster = _cluster(used, gpus=gpus, nodes=nodes, gpus_per_node=gpus_per_node, affinity=affinity)
+    crosses = cluster.num_gpus > max(cluster.gpus_per_node, used.gpu.scale_up_domain_gpus)
+    handing = asked_handover(used, handover, kv_link, crosses_nodes=crosses)
+    if colocated is used:
+        # Nothing else is about colocated placements: they stay what they are, under one name.
+        colocated = handing
+    used = handing
     asked = Asked(
         model=model,
         workload="sharegpt" if workload is None else workload,
         arrivals="poisson" if arrivals is None else arrivals,
         used=used,
         colocated=colocated,
+        handover_asked=(handover or kv_link) is not None,
     )
     try:
         question = _question(
             asked,
             slo=slo,
-            cluster=_cluster(used, gpus=gpus, nodes=nodes, gpus_per_node=gpus_per_node, affinity=affinity),
+            cluster=cluster,
             attainment=parse_share(attainment, "--attainment"),
             precision=parse_share(precision, "--precision"),
             affinity=affinity,
@@ -313,6 +330,7 @@ class Asked:
     arrivals: str
     used: Profile
     colocated: Profile
+    handover_asked: bool = False
 
 
 def cores() -> int:
@@ -492,6 +510,10 @@ def _introduction(asked: Asked, question: Question) -> list[str]:
     lines += dict.fromkeys(
         line for role in roles if role in question.roles for line in evidence_lines(question.profiles[role])
     )
+    if asked.handover_asked and Role.DECODE in question.roles:
+        from profiles.handover import handover_line
+
+        lines.append(handover_line(question.profiles[Role.DECODE]))
     cluster = question.cluster
     nodes = f"{number_of(cluster.num_nodes, 'node')} of {cluster.gpus_per_node}"
     lines.append(

@@ -9,10 +9,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from dsim.errors import InputError
 from experiments.plots.data import (
     Floats,
     Series,
     Values,
+    column_of,
+    is_missing,
     of_series,
     problem,
     published_of,
@@ -131,12 +134,16 @@ def _ratio_axis(spec: PlotSpec, frame: pd.DataFrame) -> _Axis:
     """Return the ratios, from decode-heavy to prefill-heavy, evenly spaced."""
     assert spec.x is not None
     pairs = {}
-    for text in texts_of(frame, spec.x, spec=spec):
+    for value, text in zip(column_of(frame, spec.x, spec=spec), texts_of(frame, spec.x, spec=spec), strict=True):
+        if is_missing(value):  # of a search that found none
+            continue
         try:
             pairs[text] = ratio_of(text)
-        except ValueError:
-            hint = "show placements such as 2xP:tp1pp1 + 3xD:tp1pp1; leave colocated ones out with `where`"
+        except (InputError, ValueError):
+            hint = "show placements such as 2xP:tp1pp1 + 3xD:tp1pp1; leave others out with `where`"
             raise problem(spec, "has no prefill : decode ratio", value=text, hint=hint) from None
+    if not pairs:
+        raise problem(spec, "has no placement, whose ratio is shown", hint="none of the rows shown has one")
     order = sorted(set(pairs.values()), key=lambda pair: (Fraction(*pair), sum(pair)))
     places = {text: float(order.index(pair)) for text, pair in pairs.items()}
     ticks = [(float(i), f"{p}:{d}") for i, (p, d) in enumerate(order)]

@@ -107,7 +107,7 @@ def copies_of(spec: PlotSpec, frame: pd.DataFrame) -> list[Copy]:
         if price is None and _COST in series.frame.columns:
             cost = float(values_of(series.frame, _COST, spec=spec).best[0])
             price = cost / gpus[0] if cost > 0 else None
-        if goodput.best[0] > 0:
+        if goodput.best[0] > 0 and gpus[0] > 0:
             low = max(0.0, goodput.low[0])
             found.append(
                 Copy(
