@@ -33,13 +33,13 @@ class Price:
 
     Args:
         gpu: its name.
-        usd_per_h: the typical price between the lowest and the highest seen; None where nobody said.
+        price_usd_per_h: the typical price between the lowest and the highest seen; None where nobody said.
         source: where the prices were seen.
         given: the user said it, instead of the catalog.
     """
 
     gpu: str
-    usd_per_h: Interval | None
+    price_usd_per_h: Interval | None
     source: str
     given: bool = False
 
@@ -56,7 +56,7 @@ class Price:
 
     def to_dict(self) -> dict[str, object]:
         """Return the price as in docs/output.md."""
-        spread = None if self.usd_per_h is None else self.usd_per_h.to_dict()
+        spread = None if self.price_usd_per_h is None else self.price_usd_per_h.to_dict()
         return {"gpu": self.gpu, "price_usd_per_h": spread, "price_source": self.source, "given": self.given}
 
 
@@ -78,7 +78,7 @@ def cost_usd_per_h(placement: Placement, prices: Prices) -> Interval | None:
     """Return what the GPUs of a placement cost, each pool at the price of its own; None where a price is unknown."""
     total = Interval(0.0, 0.0, 0.0)
     for pool in placement.pools:
-        price = prices[pool.role].usd_per_h
+        price = prices[pool.role].price_usd_per_h
         if price is None:
             return None
         total = plus(total, price * pool.num_gpus)
@@ -113,16 +113,19 @@ def thrift(placement: Placement, prices: Prices | None) -> float:
 
 def is_one_price(prices: Prices) -> bool:
     """Return whether all GPUs have one price, so that goodput per dollar ranks as goodput per GPU does."""
-    return len({price.usd_per_h for price in prices.values()}) == 1
+    return len({price.price_usd_per_h for price in prices.values()}) == 1
 
 
-def check_prices(prices: Prices) -> None:
-    """See that goodput per dollar exists.
+def check_prices(prices: Prices, where: str = "--objective") -> None:
+    """See that all prices are known, so that costs can be compared.
+
+    Args:
+        where: what needs them, for the error.
 
     Raises:
         InputError: a price is unknown or 0.
     """
-    _known(prices)
+    _known(prices, where)
 
 
 def ranked(result: SearchResult, prices: Prices | None) -> tuple[Trial, ...]:
@@ -174,12 +177,12 @@ def _per_goodput(placement: Placement, prices: Prices | None) -> float:
     return thrift(placement, prices) / placement.num_gpus
 
 
-def _known(prices: Prices) -> dict[Role, float]:
+def _known(prices: Prices, where: str = "--objective") -> dict[Role, float]:
     known = {}
     for role, price in prices.items():
-        if price.usd_per_h is None or not 0 < price.usd_per_h.best < math.inf:
-            value = None if price.usd_per_h is None else price.usd_per_h.best
+        if price.price_usd_per_h is None or not 0 < price.price_usd_per_h.best < math.inf:
+            value = None if price.price_usd_per_h is None else price.price_usd_per_h.best
             hint = f"give one, as in --price {price.gpu}=2.50"
-            raise InputError("--objective", f"needs a price above 0 for {price.gpu}", value=value, hint=hint)
-        known[role] = price.usd_per_h.best
+            raise InputError(where, f"needs a price above 0 for {price.gpu}", value=value, hint=hint)
+        known[role] = price.price_usd_per_h.best
     return known

@@ -395,7 +395,7 @@ class _Sizer:
     def _per_gpu_weights(self) -> list[int]:
         if self.question.prices is None:
             return [1]
-        known = [price.usd_per_h for price in self.question.prices.values()]
+        known = [price.price_usd_per_h for price in self.question.prices.values()]
         return [max(1, round(100 * price.best)) for price in known if price is not None]
 
     def _plan(self, chosen: Mapping[Block, int]) -> Plan:
@@ -551,17 +551,22 @@ def solve_law(
     (20.0, 2.0)
     """
     low, high, rate = 0.0, math.inf, start_per_s
+    before: tuple[float, float] | None = None
     for _ in range(_TRIES):
         seen = e2e(rate)
         law = users / (think_time_s + seen.best)
-        if abs(law - rate) <= _SOLVED * rate:
-            break
-        low, high = (rate, high) if law > rate else (low, rate)
-        rate = law if low < law < high else (low + high) / 2 if high < math.inf else 2 * low
-    else:
-        rate = high if high < math.inf else rate
-        seen = e2e(rate)
-    return rate, seen
+        excess = law - rate
+        if abs(excess) <= _SOLVED * rate:
+            return rate, seen
+        low, high = (rate, high) if excess > 0 else (low, rate)
+        guess = law
+        if before is not None and before[1] != excess:
+            guess = rate - excess * (rate - before[0]) / (excess - before[1])
+        before = rate, excess
+        rate = guess if low < guess < high else (low + high) / 2 if high < math.inf else 2 * low
+    # The larger end of the bracket: rather too many requests than too few.
+    rate = high if high < math.inf else rate
+    return rate, e2e(rate)
 
 
 def remainders(placement: Placement, failures: int) -> tuple[Placement, ...]:
