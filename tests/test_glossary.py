@@ -57,9 +57,12 @@ PUBLIC = {
     "placement.curve",
     "placement.feasibility",
     "placement.goodput",
+    "placement.objective",
+    "placement.pareto",
     "placement.result",
     "placement.search",
     "placement.single",
+    "placement.size",
     "placement.space",
     "placement.statistics",
 }
@@ -84,6 +87,7 @@ WORKINGS = {
 #: Dataclasses of public modules that only other modules of the package meet.
 WORKING_CLASSES = {
     "Ask": "a probe that the estimator wants",
+    "Block": "a placement that copies may be taken of, and what it adds",
     "Case": "what the bounds of one search share",
     "Estimator": "the state of the search for one goodput",
     "Observation": "what the estimator is told",
@@ -99,8 +103,10 @@ SUFFIXES = {
     "B/s": "_bytes_per_s",
     "B/token": "_bytes_per_token",
     "FLOP/s": "_flops_per_s",
+    "USD/Mtoken": "usd_per_million",
     "USD/h": "_usd_per_h",
     "W": "_w",
+    "requests/USD": "_per_usd",
     "s": "_s",
     "s/request": "_s",
     "s/sequence": "_s",
@@ -217,7 +223,7 @@ def properties(schema: object) -> Iterator[str]:
 
 
 def of_files() -> Iterator[Entry]:
-    for command in ("simulate", "search", "validate"):
+    for command in ("simulate", "search", "size", "validate"):
         schema = json.loads((DOCS / "schema" / f"{command}.schema.json").read_text(encoding="utf-8"))
         for name in properties(schema):
             yield name, f"{command}.json"

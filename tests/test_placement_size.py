@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
 import math
@@ -215,6 +216,10 @@ def test_users_who_think_are_served_in_a_closed_loop() -> None:
     )
     assert run.attainment(asked.slo).both >= asked.attainment
     assert run.throughput_per_s == pytest.approx(users / 50 * plan.rate_per_s, rel=0.03)
+    # Equal pauses keep together who was answered together: what the plan assumes of users matters.
+    bunched = dataclasses.replace(loop, think_time_s=0.0, turnaround_s=4.0)
+    run = simulate(kind.placement, bunched, profiles=asked.profiles, window=Window(20 * users, 150 * users))
+    assert run.attainment(asked.slo).both < 0.5
 
 
 @pytest.mark.usefixtures("searched_once")
