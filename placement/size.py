@@ -26,7 +26,7 @@ _SLACK: Final = 0.1
 #: Standard errors by which the attainment of what is left must lie above the target.
 _CLEAR: Final = 2.0
 #: Relative change of the rate below which the interactive response time law is taken as solved, and tries at most.
-_SOLVED, _TRIES = 0.002, 12
+_SOLVED, _TRIES = 0.002, 24
 #: Copies of the best block at most that the others may replace.
 _LOOSE: Final = 64
 #: Share of a demand that rounding may lose.
@@ -552,7 +552,7 @@ def solve_law(
     """
     low, high, rate = 0.0, math.inf, start_per_s
     before: tuple[float, float] | None = None
-    for _ in range(_TRIES):
+    for number in range(_TRIES):
         seen = e2e(rate)
         law = users / (think_time_s + seen.best)
         excess = law - rate
@@ -563,7 +563,9 @@ def solve_law(
         if before is not None and before[1] != excess:
             guess = rate - excess * (rate - before[0]) / (excess - before[1])
         before = rate, excess
-        rate = guess if low < guess < high else (low + high) / 2 if high < math.inf else 2 * low
+        # A secant may creep along one end: every other time the bracket is halved instead.
+        halve = number > 2 and number % 2 and high < math.inf
+        rate = guess if low < guess < high and not halve else (low + high) / 2 if high < math.inf else 2 * low
     # The larger end of the bracket: rather too many requests than too few.
     rate = high if high < math.inf else rate
     return rate, e2e(rate)

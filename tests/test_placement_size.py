@@ -51,7 +51,9 @@ def test_a_cover_by_hand() -> None:
     assert cover([large, middle, small], 2.0) == {small: 1}
     assert cover([], 1.0) == {}
     assert cover([block(1, 0.0)], 1.0) == {}
-    assert totals(cover([large, middle, small], 22e6)) == (8_000_000, pytest.approx(22e6))
+    weight, served = totals(cover([large, middle, small], 22e6))
+    assert weight == 8_000_000
+    assert served == pytest.approx(22e6)
 
 
 def test_a_cover_by_the_estimate_needs_no_more() -> None:
