@@ -82,7 +82,7 @@ def test_users_and_what_the_table_says(cli: Cli) -> None:
         "price of a100-80g: 1.3 USD/h, seen from 0.8 to 4.1 [",
         "one source, not a quotation: --price a100-80g=USD",
         "the interactive response time law",
-        "with equal think times they bunch and do worse",
+        "with equal think times they bunch and do worse\n",
     ):
         assert words in run.out
 

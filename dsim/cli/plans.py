@@ -19,9 +19,7 @@ def plan_parts(plan: Plan, question: Question, prices: Prices) -> list[Table | s
     """Return the parts of a plan's report, in order."""
     from dsim.cli.tables import percent
 
-    copies = " + ".join(
-        f"{kind.count} x ({kind.placement.label})" if kind.count > 1 else kind.placement.label for kind in plan.copies
-    )
+    copies = ", ".join(f"{kind.count} x ({kind.placement.label})" for kind in plan.copies)
     per_node = question.cluster.gpus_per_node
     capacity, load = plan.capacity_per_s, plan.load
     tokens = ", ".join(f"{name} {usd(amount)}" for name, amount in plan.usd_per_million_tokens.items())

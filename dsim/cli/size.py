@@ -274,8 +274,9 @@ def _assumptions(demand: Demand) -> list[str]:
     if isinstance(demand, Population):
         found.append(
             "users: rate = users / (think time + mean E2E at that rate), the interactive response time law, which "
-            "holds for means whatever the distributions; the E2E and the attainment are those of an open loop at this rate: "
-            "users are many, or think irregularly (exponential or so); with equal think times they bunch and do worse"
+            "holds for means whatever the distributions; the E2E and the attainment are those of an open loop at "
+            "this rate: users are many, or think irregularly (exponential or so); with equal think times they bunch "
+            "and do worse"
         )
     return found
 
