@@ -175,6 +175,11 @@ def test_what_is_left_out_is_said(tmp_path: Path) -> None:
             {"sliding_window": 4, "use_sliding_window": True, "layer_types": ["full_attention"]},
             "layer_types=1 must have one entry for each of the 36 layers",
         ),
+        (
+            {"layer_types": ["linear_attention", "full_attention"] * 18},
+            "layer_types='linear_attention' is not a kind of layer that is modelled; choose another",
+        ),
+        ({"hidden_size": 10**12}, "hidden_size=1000000000000 must be <= 1e+09"),
         ({"quantization_config": {"quant_method": "hqq"}}, "quantization_config.quant_method='hqq' is not a known"),
         ({"num_experts": 4, "num_experts_per_tok": 2, "mlp_only_layers": [0]}, "mlp_only_layers=[0] means layers with"),
         (
