@@ -10,6 +10,7 @@ import json
 import math
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -169,6 +170,16 @@ def test_another_sweep_is_refused(
     file.write_text(SMALL.replace(*change), encoding="utf-8")
     assert words in cli.refused("sweep", str(file), "-o", str(folder), "--resume")
     assert files(folder) == whole
+
+
+def test_a_file_named_from_another_folder_is_no_difference(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "lengths.csv").write_text("prompt_tokens,output_tokens\n100,2\n", encoding="utf-8")
+    text = re.sub("workload: .*", "workload: lengths.csv", SMALL)
+    file, folder = tmp_path / "own.yaml", tmp_path / "out"
+    file.write_text(text, encoding="utf-8")
+    assert cli("sweep", str(file), "-o", str(folder), "-j", "1", "--set", "base.requests=5").code == 0
+    refused = cli.refused("sweep", str(file), "-o", str(folder), "--set", "base.requests=6", "--resume")
+    assert "holds rows of another sweep: base.requests is 5 there and 6 here" in refused
 
 
 def test_rows_of_another_version_are_refused(cli: Cli, small: Path, whole: dict[str, bytes], tmp_path: Path) -> None:

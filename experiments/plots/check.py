@@ -190,7 +190,7 @@ def _check_places(section: Section, spec: PlotSpec, rows: Sequence[Expected]) ->
 
 def _stands(spec: PlotSpec, row: Expected, names: Sequence[str]) -> bool:
     """Return whether it is known where a row stands; rows without a place along an axis are left out."""
-    along = () if spec.x is None or spec.kind not in _BY_NUMBER else (spec.x,)
+    along = [] if spec.x is None or spec.kind not in _BY_NUMBER else [spec.x]
     along += spec.y[:1] if spec.kind is Kind.HEATMAP else ()
     return all(row.values.get(name) is not None for name in along) and all(
         name in row.values or not _has(row, name) for name in names
