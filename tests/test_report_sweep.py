@@ -126,6 +126,17 @@ def test_the_sentence_says_how_far_each_curve_meets_the_target(tmp_path: Path) -
     assert text.endswith("weak at no swept rate.")
 
 
+def test_a_sweep_of_failures_has_a_sentence(tmp_path: Path) -> None:
+    curves(tmp_path / "r")
+    path = tmp_path / "r" / "rows.jsonl"
+    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    failed = [{**row, "status": "failed", "error": "broke"} for row in rows]
+    path.write_text("".join(json.dumps(row) + "\n" for row in failed), encoding="utf-8")
+    assert parsed(finding(load_sweep(tmp_path / "r"))).text == (
+        "No attainment to show in curves. 12 tasks of 12 failed and are left out."
+    )
+
+
 def test_points_say_their_values_and_intervals(tmp_path: Path) -> None:
     results = curves(tmp_path / "r")
     summary = results.summary

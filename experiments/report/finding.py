@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from dsim.errors import InputError
 from dsim.yamlfile import Scalar
 from experiments.plots.data import text_of
 from experiments.plots.labels import quantity
@@ -89,7 +90,10 @@ def _asked(results: SweepResults) -> list[str]:
 
 def _reached(results: SweepResults, spec: PlotSpec) -> Content:
     """Return how far each series of a figure meets the target, among the values swept."""
-    panel = shown_panels(spec, results.summary, None)[0]
+    try:
+        panel = shown_panels(spec, results.summary, None)[0]
+    except InputError:  # no row has an attainment, as where all tasks failed
+        return f"No attainment to show in {spec.title or spec.file}. "
     about = f"{spec.title}: " if len(results.plots) > 1 and spec.title else ""
     lines = [line for line in panel.lines if len(line.places)]
     parts = [f"{line.label or 'the only series'} {_where(spec, line, panel.x_unit)}" for line in lines]
