@@ -23,6 +23,7 @@ TEXTS: Final = frozenset({"placement", "policy", "limiting_role", "model", "gpu"
 LISTS: Final = "quantiles."
 
 _APART: Final = "tell them apart with `series`, or choose one with `where`"
+_APART_IN_CELLS: Final = "make what they differ in x or y, or choose one with `where`"
 #: What a kind calls the place that one row has to itself.
 _PLACES: Final[Mapping[Kind, str]] = {
     Kind.GOODPUT_BARS: "bar",
@@ -184,7 +185,7 @@ def _check_places(section: Section, spec: PlotSpec, rows: Sequence[Expected]) ->
             if where in seen:
                 said = ", ".join(f"{name}={row.values.get(name)}" for name in names)
                 rule = f"has several rows for one {_PLACES.get(spec.kind, 'point')}{f': {said}' if said else ''}"
-                raise section.field.error_of_key(rule, _APART)
+                raise section.field.error_of_key(rule, _APART_IN_CELLS if spec.kind is Kind.HEATMAP else _APART)
             seen.add(where)
 
 
