@@ -52,6 +52,15 @@ def test_otherwise_step_times_are_estimated() -> None:
         best_profile("qwen2.5-72b", "a100-80g", evidence=Evidence.MEASURED)
     with pytest.raises(InputError, match="--engine: 'vlm' has no latency profile for opt-13b on a100-80g; did you"):
         best_profile("13b", "a100-80g", engine="vlm")
+    # Those that can be estimated are named too, whether something is shipped or not.
+    for model, gpu, engines in (
+        ("deepseek-v3", "b200", "vllm, sglang"),
+        ("llama-3.1-8b", "h100", "trtllm, vllm, sglang"),
+    ):
+        with pytest.raises(
+            InputError, match=f"--engine: 'dynamo' has no latency profile for {model}.*one of {engines}"
+        ):
+            best_profile(model, gpu, engine="dynamo")
 
 
 def test_what_an_estimate_says_of_its_error() -> None:
