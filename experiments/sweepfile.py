@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -128,10 +129,7 @@ class Outline:
     @property
     def num_combinations(self) -> int:
         """Combinations of factor values."""
-        total = 1
-        for factor in self.factors:
-            total *= len(factor.choices)
-        return total
+        return math.prod(len(factor.choices) for factor in self.factors)
 
     def values(self) -> Iterator[tuple[Scalar, ...]]:
         """Yield the factor values of every combination, in order."""
