@@ -64,12 +64,13 @@ _LAYER_TYPES: Final = ("full_attention", "sliding_attention")
 
 
 def is_config(name: str) -> bool:
-    """Return whether a model's name is the path of a config file.
+    """Return whether a model's name is the path of a config file, or of a directory that has one.
 
     >>> is_config("my/config.json"), is_config("llama-3.1-8b")
     (True, False)
     """
-    return name.endswith(".json") or os.path.isfile(name)  # Path.is_file may raise.
+    # Path.is_file may raise.
+    return name.endswith(".json") or os.path.isfile(name) or os.path.isfile(os.path.join(name, "config.json"))
 
 
 def read_config(path: Path) -> Model:
@@ -87,6 +88,8 @@ def open_config(path: Path) -> Config:
     Raises:
         InputError: it cannot be read, or is no JSON object with a `model_type`.
     """
+    if os.path.isdir(path):
+        raise InputError(str(path), "is a directory", hint="give the config.json in it")
     try:
         if path.stat().st_size > _LARGEST_CONFIG_BYTES:
             raise InputError(str(path), "is too large for a config.json")
