@@ -72,7 +72,16 @@ def presets() -> Mapping[str, Preset]:
     >>> list(presets())
     ['distserve', 'vllm-nixl', 'sglang-mooncake', 'dynamo']
     """
-    top = read_yaml(_FILE).only(("dsim_handovers", "handovers"))
+    return read_presets(read_yaml(_FILE))
+
+
+def read_presets(top: Section) -> Mapping[str, Preset]:
+    """Return the handovers that a file of them has, by name.
+
+    Raises:
+        InputError: a number is missing, impossible, or without a source.
+    """
+    top.only(("dsim_handovers", "handovers"))
     return {name: _preset(name, field.section()) for name, field in top.section("handovers").fields.items()}
 
 
@@ -122,7 +131,6 @@ def _preset(name: str, section: Section) -> Preset:
         return entry.need("value")
 
     numbers: dict[str, Any] = {key: value(key).number(at_least=0) for key in _SECONDS}
-    stalls = value("stalls_decode").value
     most = value("most_bytes_per_s").number(at_least=MIN_BYTES_PER_S) if "most_bytes_per_s" in section else math.inf
     return Preset(
         name=name,
@@ -132,7 +140,7 @@ def _preset(name: str, section: Section) -> Preset:
         rest=Handover(
             first_token_from=value("first_token_from").choice(FirstToken),
             mode=value("mode").choice(HandoverMode),
-            stalls_decode=stalls is True,
+            stalls_decode=value("stalls_decode").flag(),
             watermark=value("watermark").number(above=0, at_most=1),
             **numbers,
         ),

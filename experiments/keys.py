@@ -100,7 +100,7 @@ KEYS: Final = (
     Key("search.requests", "whole number", "requests", "none", "goodput of finite runs of so many, a transient"),
     Key("search.method", "full or authors", _NONE, "full", "authors: 300 requests, five rates, one seed, as DistServe"),
     Key("search.timing", "true or false", _NONE, "false", "also give elapsed_s and cpu_s, which differ between runs"),
-    Key("search.jobs", "whole number", "processes", "those of the sweep", "processes of one search"),
+    Key("search.jobs", "whole number", "processes", "1", "processes of one search"),
     Key("step", "mapping", _NONE, "none", "which step of the latency profile is evaluated"),
     Key("step.phase", "prefill, decode, mixed or chunked", _NONE, "needed", "what the step does"),
     Key("step.tp", "whole number", "GPUs", "1", "tensor parallel degree"),

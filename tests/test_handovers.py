@@ -12,7 +12,7 @@ import yaml
 
 from dsim.catalog import find_gpu
 from dsim.errors import InputError
-from dsim.handovers import Link, find_preset, parse_kv_link, presets
+from dsim.handovers import Link, find_preset, parse_kv_link, presets, read_presets
 from dsim.pools import Placement, Policy
 from dsim.profile import FirstToken, Handover, HandoverMode
 from dsim.simulate import simulate
@@ -43,6 +43,29 @@ def test_every_number_has_a_source_or_says_that_it_is_assumed() -> None:
         assert set(preset.sources) - {"most_bytes_per_s"} == every
         assert all(len(source) > 10 for source in preset.sources.values())
         assert ("most_bytes_per_s" in preset.sources) == (preset.most_bytes_per_s < math.inf)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"hop_s": {"value": 0}}, "must have a source, or say what is assumed, and not both"),
+        ({"hop_s": {"value": 0, "source": "one", "assumed": "two"}}, "must have a source, or say what is assumed"),
+        ({"hop_s": {"value": -1, "source": "one"}}, "hop_s.value=-1 must be >= 0"),
+        ({"hop_s": None}, "hop_s"),
+        ({"hop": {"value": 0, "source": "one"}}, "'hop' is not a known key"),
+        ({"link_share": {"value": 1.2, "source": "one"}}, "link_share.value=1.2 must be <= 1"),
+        ({"watermark": {"value": 0, "source": "one"}}, "watermark.value=0 must be > 0;"),
+        ({"most_bytes_per_s": {"value": 6, "source": "in GB"}}, "most_bytes_per_s.value=6 must be >= 1000000"),
+        ({"stalls_decode": {"value": "no", "source": "one"}}, "stalls_decode.value='no' must be true or false"),
+    ],
+)
+def test_numbers_without_a_source_and_impossible_ones_are_refused(change: dict[str, object], said: str) -> None:
+    tree = yaml.safe_load(DATA.read_text(encoding="utf-8"))
+    entry = {**tree["handovers"]["vllm-nixl"], **change}
+    tree["handovers"] = {"mine": {key: value for key, value in entry.items() if value is not None}}
+    with pytest.raises(InputError) as caught:
+        read_presets(parse_yaml(yaml.safe_dump(tree, sort_keys=False).encode(), file="mine.yaml"))
+    assert said in str(caught.value)
 
 
 def test_the_documented_table_is_that_of_the_file() -> None:
@@ -150,6 +173,7 @@ def test_files(tmp_path: Path) -> None:
         ("nothing.yaml", None, "nothing.yaml: does not exist"),
         (None, "ethernet", "--kv-link: 'ethernet' is neither a link nor a rate; nvlink, nic, pcie"),
         (None, "25", "--kv-link: '25' must be >= 1e[+]06 bytes per second"),
+        (None, "1e308TB/s", "--kv-link: '1e308TB/s' must be >= 1e[+]06"),
         (None, "25GB", "--kv-link: '25GB' has an unknown unit 'GB'"),
     ],
 )
@@ -162,7 +186,9 @@ def test_line_rates_are_those_of_the_catalog() -> None:
     gpu = find_gpu("h100")
     rates = [link.line_bytes_per_s(gpu) for link in Link]
     assert rates == [gpu.nvlink_bytes_per_s, gpu.network_bytes_per_s, gpu.pcie_bytes_per_s]
-    assert parse_kv_link("NIC") is Link.NIC
+    assert parse_kv_link(" NIC ") is Link.NIC
+    assert parse_kv_link(" 1MB/s") == 1e6
+    assert find_preset(" vLLM-NIXL ", where="x") is presets()["vllm-nixl"]
 
 
 def test_the_line_says_every_number() -> None:

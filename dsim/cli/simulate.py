@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dsim.cli.config import rerun_text
+from dsim.cli.handover import with_asked_handover
 from dsim.cli.inputs import described_profiles, introduction, number_of, rate_per_s, seconds, whole
 from dsim.cli.kv_blocks import kv_sources, with_kv_blocks
 from dsim.cli.options import (
@@ -162,7 +163,6 @@ def simulate(
 ) -> int:
     """Simulate one placement under one workload and print its latencies."""
     from profiles.choice import Variant, choose_profile
-    from profiles.handover import asked_handover
 
     del config, assignments
     whole("--seed", seed, at_least=0, at_most=2**32 - 1)
@@ -171,9 +171,7 @@ def simulate(
     )
     limits = None if slo is None else parse_slo(slo)
     placed = _placement(placement, policy=policy, token_budget=token_budget)
-    domain_gpus = max(used.gpu.gpus_per_node, used.gpu.scale_up_domain_gpus)
-    used = asked_handover(used, handover, kv_link, crosses_nodes=placed.num_gpus > domain_gpus)
-    _check_handover(placed, handover=handover, kv_link=kv_link)
+    used = with_asked_handover(used, placed, handover, kv_link)
     profiles = with_kv_blocks(dict.fromkeys(Role, used), kv_blocks)
     _check_placement(placement, placed, profiles)
     traffic = _traffic(
@@ -303,15 +301,6 @@ def _placement(text: str, *, policy: Policy | None, token_budget: int | None) ->
             "--token-budget", "belongs to --policy chunked", value=token_budget, hint="add --policy chunked"
         )
     return placed
-
-
-def _check_handover(placement: Placement, **options: str | None) -> None:
-    """Refuse options about the way of KV where it does not move."""
-    for name, value in options.items():
-        if value is not None and placement.is_colocated:
-            option = f"--{name.replace('_', '-')}"
-            hint = "leave it out, or simulate prefill and decode instances"
-            raise InputError(option, "is for disaggregated placements", value=value, hint=hint)
 
 
 def _check_placement(text: str, placed: Placement, profiles: Mapping[Role, Profile]) -> None:

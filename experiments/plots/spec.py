@@ -200,6 +200,9 @@ _ONE_COLUMN = (Kind.GOODPUT_BARS, Kind.STAIRCASE, Kind.PARETO, Kind.HEATMAP)
 #: Kinds along whose axis values stand by name.
 _BY_NAME = (Kind.GOODPUT_BARS, Kind.BREAKDOWN, Kind.HEATMAP, Kind.RATIO)
 
+#: Letters of a list of columns in an error at most.
+_LONG = 200
+
 _FILE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
@@ -318,8 +321,12 @@ class _Columns:
         if item is not None:
             return self.check(item)
         if default is None or not self.has(default):
-            hint = f"add the column to show; there are {', '.join(sorted(self.bases()))}"
-            raise section.field.error_of_key(f"needs the key {key}", hint)
+            instead = "" if default is None else f", since there is no {default}"
+            said = ", ".join(sorted(self.bases()))
+            said = said if len(said) < _LONG else f"{said[:_LONG]}..., all in docs/sweeps.md"
+            raise section.field.error_of_key(
+                f"needs the key {key}{instead}", f"add the column to show; there are {said}"
+            )
         return default
 
     def several(self, section: Section, form: Form) -> tuple[str, ...]:
