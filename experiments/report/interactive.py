@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 import math
-from typing import Any
+from typing import Any, Final
 
 from dsim.errors import InputError
 from experiments.report.figures import (
@@ -134,6 +134,10 @@ def _line(line: Line, places: list[float]) -> dict[str, Any]:
     }
 
 
+#: Pixels right of the axes that the name of a target takes.
+_TARGET_MARGIN: Final = 92
+
+
 def _line_layout(figure: LineFigure) -> dict[str, Any]:
     shapes: list[dict[str, Any]] = [
         {"type": "rect", "xref": "x", "yref": "paper", "x0": line.band[0], "x1": line.band[1], "y0": 0, "y1": 1,
@@ -156,7 +160,7 @@ def _line_layout(figure: LineFigure) -> dict[str, Any]:
              "line": {"color": "var(--muted)", "dash": "dash", "width": 1.5}}
         )  # fmt: skip
         notes.append(
-            {"xref": "paper", "yref": "y", "x": 0, "y": figure.target, "xanchor": "left", "yanchor": "top",
+            {"xref": "paper", "yref": "y", "x": 1, "y": figure.target, "xanchor": "left", "yanchor": "middle",
              "text": _text(figure.target_name), "showarrow": False, "font": {"color": "var(--muted)"}}
         )  # fmt: skip
     for place, label in figure.marks:
@@ -181,8 +185,12 @@ def _line_layout(figure: LineFigure) -> dict[str, Any]:
     if figure.y_log:
         vertical |= {"type": "log", "dtick": "D2"}
     names = [line.name for line in figure.lines]
+    common = _common()
+    if figure.target is not None:
+        # The target is named beside the axes, where no point of a line hides it.
+        common["margin"] = {**common["margin"], "r": _TARGET_MARGIN}
     return {
-        **_common(),
+        **common,
         "xaxis": horizontal,
         "yaxis": vertical,
         "shapes": shapes,
