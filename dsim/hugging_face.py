@@ -13,6 +13,7 @@ from dsim.errors import InputError, nearest
 from dsim.model import Experts, LatentAttention, Model, Quantization, SlidingWindow, WeightDtype
 
 _LARGEST_CONFIG_BYTES = 1_000_000
+_LARGEST_SIZE = 10**9
 _PROFILE_HINT = "or write its shape into a profile (docs/profiles.md)"
 
 #: Architectures (`model_type`) whose sizes mean what is read here.
@@ -59,19 +60,17 @@ _MARKS: Final = {
     "compress_ratios": "compressed sparse attention",
     "attention_chunk_size": "chunked attention",
 }
-_LAYER_TYPES: Final = {
-    "full_attention": False,
-    "sliding_attention": True,
-}
+_LAYER_TYPES: Final = ("full_attention", "sliding_attention")
 
 
 def is_config(name: str) -> bool:
-    """Return whether a model's name is the path of a config file.
+    """Return whether a model's name is the path of a config file, or of a directory that has one.
 
     >>> is_config("my/config.json"), is_config("llama-3.1-8b")
     (True, False)
     """
-    return name.endswith(".json") or os.path.isfile(name)  # Path.is_file may raise.
+    # Path.is_file may raise.
+    return name.endswith(".json") or os.path.isfile(name) or os.path.isfile(os.path.join(name, "config.json"))
 
 
 def read_config(path: Path) -> Model:
@@ -89,6 +88,8 @@ def open_config(path: Path) -> Config:
     Raises:
         InputError: it cannot be read, or is no JSON object with a `model_type`.
     """
+    if os.path.isdir(path):
+        raise InputError(str(path), "is a directory", hint="give the config.json in it")
     try:
         if path.stat().st_size > _LARGEST_CONFIG_BYTES:
             raise InputError(str(path), "is too large for a config.json")
@@ -183,8 +184,10 @@ class Config:
             return default
         if value is None:
             raise InputError(self.path, "is missing", name=key, hint="expected a complete Hugging Face config.json")
-        if isinstance(value, bool) or not isinstance(value, int) or not at_least <= value <= 10**9:
+        if isinstance(value, bool) or not isinstance(value, int) or value < at_least:
             self.fail(key, value, f"must be a whole number >= {at_least}")
+        if value > _LARGEST_SIZE:
+            self.fail(key, value, f"must be <= {_LARGEST_SIZE:g}")
         return value
 
     def fail(self, key: str, value: object, rule: str, hint: str | None = None) -> NoReturn:
@@ -210,6 +213,12 @@ class Config:
         if self.family not in FAMILIES:
             hint = f"{nearest(self.family, FAMILIES)} {_PROFILE_HINT}"
             self.fail("model_type", self.family, "is not an architecture whose sizes are known here", hint)
+        kinds = self.keys.get("layer_types")
+        if isinstance(kinds, list) and self.family not in _CAVEATS:
+            unknown = next((kind for kind in kinds if kind not in _LAYER_TYPES), None)
+            if unknown is not None:
+                rule = "is not a kind of layer that is modelled"
+                self.fail("layer_types", unknown, rule, "choose another model")
         for key, one in (("decoder_sparse_step", 1), ("moe_layer_freq", 1), ("interleave_moe_layer_step", 1)):
             if self.keys.get(key, one) not in (one, None) and self._experts_key():
                 value = self.keys[key]
@@ -270,14 +279,6 @@ class Config:
             return None
         tokens, kinds = self.size("sliding_window"), self.keys.get("layer_types")
         if isinstance(kinds, list):
-            unknown = next((kind for kind in kinds if kind not in _LAYER_TYPES), None)
-            if unknown is not None:
-                self.fail(
-                    "layer_types",
-                    unknown,
-                    "is not a kind of layer that is modelled",
-                    nearest(str(unknown), _LAYER_TYPES),
-                )
             if len(kinds) != layers:
                 self.fail("layer_types", len(kinds), f"must have one entry for each of the {layers} layers")
             windowed = sum(kind == "sliding_attention" for kind in kinds)

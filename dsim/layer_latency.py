@@ -89,10 +89,37 @@ class AttentionTimes:
             _check_times(where, row, len(self.request_context_tokens))
 
 
-#: (mean contexts, seconds at each of them) of one number of requests.
-_Row = tuple[Floats, Floats]
+class _Line:
+    """Seconds by an amount: linear, held below the first point.
+
+    Beyond the last point the slope is that from half of it to it: points that stand close say little about it.
+    """
+
+    def __init__(self, amounts: Sequence[int], seconds: Sequence[float]) -> None:
+        self._amounts, self._seconds = list(amounts), list(seconds)
+        self._arrays = np.array(amounts, dtype=np.float64), np.array(seconds, dtype=np.float64)
+        half = max(amounts[-1] / 2, float(amounts[0]))
+        self._last, self._slope_s = float(amounts[-1]), 0.0
+        if self._last > half:
+            self._slope_s = (self._seconds[-1] - self.at(half)) / (self._last - half)
+
+    def at(self, amount: float) -> float:
+        """Return seconds at one amount."""
+        if amount >= self._last:
+            return self._seconds[-1] + self._slope_s * (amount - self._last)
+        low, high, share = _place(self._amounts, amount)
+        return _between(self._seconds[low], self._seconds[high], share)
+
+    def along(self, amounts: Floats) -> Floats:
+        """Return seconds at rising amounts."""
+        found: Floats = np.interp(amounts, *self._arrays)
+        if amounts[-1] > self._last:
+            found = found + self._slope_s * np.maximum(amounts - self._last, 0.0)
+        return found
+
+
 #: Rows by number of requests, rising.
-_Rows = tuple[list[int], list[_Row]]
+_Rows = tuple[list[int], list[_Line]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -209,8 +236,8 @@ class _Lookup:
         self._by_tokens = _summed([k for k in kernels if k.by == "tokens"])
         self._by_sequences = _summed([k for k in kernels if k.by == "sequences"])
         alone, beside = _trees(attention)
-        self._alone = sorted((chunk, *_sorted(row)) for chunk, row in alone.items())
-        self._alone_chunks = [chunk for chunk, _, _ in self._alone]
+        self._alone_chunks = sorted(alone)
+        self._alone = [_Line(*_sorted(alone[chunk])) for chunk in self._alone_chunks]
         self.longest_chunk = self._alone_chunks[-1]
         self._beside = [(list(tree), list(tree.values())) for _, tree in beside]
         self._beside_chunks = [chunk for chunk, _ in beside]
@@ -218,40 +245,39 @@ class _Lookup:
 
     def rest_s(self, tokens: int, sequences: int) -> float:
         """Return seconds of all kernels but attention."""
-        return float(_row_s(self._by_tokens, tokens) + _row_s(self._by_sequences, sequences))
+        return self._by_tokens.at(tokens) + self._by_sequences.at(sequences)
 
     def decode_s(self, requests: int, contexts: Floats) -> Floats:
-        """Return seconds of one layer's attention of decodes alone, by their mean contexts."""
-        return _rows_s(self._decode, requests, contexts)
+        """Return seconds of one layer's attention of decodes alone, by their rising mean contexts."""
+        known, lines = self._decode
+        low, high, share = _place(known, requests)
+        below = lines[low].along(contexts)
+        return below if low == high else _between(below, lines[high].along(contexts), share)
 
     def alone_s(self, chunk: int, cached: float) -> float:
         """Return seconds of one layer's attention of a chunk without decodes."""
         low, high, share = _place(self._alone_chunks, chunk)
-        below, above = (_line_s(self._alone[i][1], self._alone[i][2], cached) for i in (low, high))
-        return _between(below, above, share)
+        below = self._alone[low].at(cached)
+        return below if low == high else _between(below, self._alone[high].at(cached), share)
 
     def beside_s(self, chunk: int, cached: float, requests: int, context: float) -> float:
         """Return seconds of one layer's attention of a chunk and of decodes."""
         low, high, share = _place(self._beside_chunks, chunk)
-        at = np.array([context])
-        below, above = (self._chunk_s(i, cached, requests, at) for i in (low, high))
-        return float(_between(below, above, share)[0])
+        below = self._chunk_s(low, cached, requests, context)
+        return below if low == high else _between(below, self._chunk_s(high, cached, requests, context), share)
 
-    def _chunk_s(self, index: int, cached: float, requests: int, contexts: Floats) -> Floats:
+    def _chunk_s(self, index: int, cached: float, requests: int, context: float) -> float:
         known, rows = self._beside[index]
         low, high, share = _place(known, cached)
-        below = _rows_s(rows[low], requests, contexts)
-        return below if low == high else _between(below, _rows_s(rows[high], requests, contexts), share)
+        below = _rows_s(rows[low], requests, context)
+        return below if low == high else _between(below, _rows_s(rows[high], requests, context), share)
 
 
-def _summed(kernels: Sequence[KernelTimes]) -> _Row:
+def _summed(kernels: Sequence[KernelTimes]) -> _Line:
     """Return the kernels' times together: lines between points add up to lines between all their points."""
     amounts = sorted({amount for kernel in kernels for amount in kernel.amounts}) or [1]
-    seconds = np.zeros(len(amounts))
-    for kernel in kernels:
-        own = np.array(kernel.amounts, dtype=np.float64), np.array(kernel.kernel_s)
-        seconds += kernel.times * _row_s(own, np.array(amounts, dtype=np.float64))
-    return np.array(amounts, dtype=np.float64), seconds
+    lines = [(kernel.times, _Line(kernel.amounts, kernel.kernel_s)) for kernel in kernels]
+    return _Line(amounts, [sum(times * line.at(amount) for times, line in lines) for amount in amounts])
 
 
 _Tree = dict[int, _Rows]
@@ -287,11 +313,7 @@ def _once(place: str, known: Mapping[int, float], key: int) -> None:
 
 
 def _rows(tree: Mapping[int, Mapping[int, float]]) -> _Rows:
-    rows: list[_Row] = []
-    for requests in sorted(tree):
-        contexts, seconds = _sorted(tree[requests])
-        rows.append((np.array(contexts, dtype=np.float64), np.array(seconds)))
-    return sorted(tree), rows
+    return sorted(tree), [_Line(*_sorted(tree[requests])) for requests in sorted(tree)]
 
 
 def _sorted(points: Mapping[int, float]) -> tuple[list[int], list[float]]:
@@ -318,30 +340,11 @@ def _between(below: _N, above: _N, share: float) -> _N:
     return below + share * (above - below) if share else below
 
 
-def _line_s(amounts: Sequence[int], seconds: Sequence[float], amount: float) -> float:
-    low, high, share = _place(amounts, amount)
-    return _between(seconds[low], seconds[high], share)
-
-
-def _rows_s(rows: _Rows, requests: int, contexts: Floats) -> Floats:
-    known, found = rows
+def _rows_s(rows: _Rows, requests: int, context: float) -> float:
+    known, lines = rows
     low, high, share = _place(known, requests)
-    below = _row_s(found[low], contexts)
-    return below if low == high else _between(below, _row_s(found[high], contexts), share)
-
-
-def _row_s(row: _Row, at: Floats | float) -> Floats:
-    """Return seconds at one or more amounts: linear, held below the first point.
-
-    Beyond the last point the slope is that from half of it to it: points that stand close say little about it.
-    """
-    amounts, seconds = row
-    found: Floats = np.asarray(np.interp(at, amounts, seconds))
-    if len(amounts) > 1 and np.max(at) > amounts[-1]:
-        half = max(amounts[-1] / 2, amounts[0])
-        slope_s = (seconds[-1] - np.interp(half, amounts, seconds)) / (amounts[-1] - half)
-        found = found + slope_s * np.maximum(at - amounts[-1], 0.0)
-    return found
+    below = lines[low].at(context)
+    return below if low == high else _between(below, lines[high].at(context), share)
 
 
 def _check_axis(where: str, name: str, values: Sequence[int], *, at_least: int) -> None:

@@ -138,7 +138,8 @@ def saturation_of(columns: Mapping[str, NDArray[Any]], counted: slice) -> Satura
         # Nothing was served: all rejected, or a run that stopped before.
         return Saturation.OVERLOADED
     wait_s = _mean(part["prefill_start_s"] - part["arrival_s"])
-    transfer_s = part["transfer_end_s"] - part["transfer_start_s"]
+    # A layer-wise transfer starts before its prefill ends.
+    transfer_s = part["transfer_end_s"] - np.maximum(part["transfer_start_s"], part["prefill_end_s"])
     wait_s += _mean(part["decode_start_s"] - part["prefill_end_s"] - np.nan_to_num(transfer_s))
     later = np.maximum(part["output_tokens"] - 1, 1)
     service_s = _mean(prefill_s) + _mean((part["last_token_s"] - part["first_token_s"]) / later)

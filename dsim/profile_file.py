@@ -17,6 +17,7 @@ from dsim.catalog import find_gpu, find_model, read_gpu, read_model
 from dsim.contract import Violation, ViolationKind, find_violations
 from dsim.errors import InputError
 from dsim.gpu import Gpu
+from dsim.handovers import LINK_SHARE, MIN_BYTES_PER_S, Link, find_preset
 from dsim.latency import AffineDecode, AffineLatency, AffinePrefill, Bends, HostOverhead, LatencyModel, ValidRange
 from dsim.layer_file import read_layers
 from dsim.model import Model
@@ -30,8 +31,6 @@ from dsim.yamlfile import Field, Section, parse_yaml, read_bytes
 
 T = TypeVar("T")
 
-#: Share of the GPU's intra-node link that a transfer reaches where a profile says nothing.
-_LINK_SHARE = 0.8
 _TOP_KEYS = (
     "dsim_profile",
     "model",
@@ -56,8 +55,6 @@ _TOP_KEYS = (
 )
 #: No step is longer: larger numbers are milliseconds, or a slip that would run away in a simulation.
 _MAX_S = 10.0
-#: No link is slower: smaller numbers are gigabytes per second.
-_MIN_BYTES_PER_S = 1e6
 #: No GPU has less memory: smaller numbers are gigabytes.
 _MIN_BYTES = 1e9
 _ROLES = {"prefill": Role.PREFILL, "decode": Role.DECODE, "colocated": Role.COLOCATED}
@@ -405,41 +402,70 @@ def _request_s(host: Field | None) -> float:
 
 
 def _handover(field: Field | None, gpu: Gpu) -> Handover:
-    default = Handover(
+    base = Handover(
         first_token_from=FirstToken.PREFILL,
         stalls_decode=False,
         latency_s=0.001,
-        bandwidth_bytes_per_s=_LINK_SHARE * gpu.nvlink_bytes_per_s,
+        bandwidth_bytes_per_s=LINK_SHARE * gpu.nvlink_bytes_per_s,
         watermark=0.05,
     )
-    if field is None:
-        return default
-    section = field.section().only(
+    return base if field is None else read_handover(field.section(), gpu, base=base)
+
+
+def read_handover(section: Section, gpu: Gpu, *, base: Handover, link: Link = Link.NVLINK) -> Handover:
+    """Return the handover that a section says (docs/profiles.md).
+
+    Args:
+        base: what holds where the section names no preset and does not give a key.
+        link: whose line rate a preset reaches a share of, unless the section says which.
+
+    Raises:
+        InputError: a key or a value cannot be used.
+    """
+    section.only(
         (
-            *("first_token_from", "mode", "stalls_decode", "latency_s", "bandwidth_bytes_per_s", "watermark"),
-            *("hop_s", "post_s", "post_block_s", "step_s", "reason"),
+            *("preset", "link", "first_token_from", "mode", "stalls_decode", "latency_s", "bandwidth_bytes_per_s"),
+            *("watermark", "hop_s", "post_s", "post_block_s", "step_s", "reason"),
         )
     )
+    named, over = section.get("preset"), section.get("link")
+    preset = None if named is None else find_preset(named.text(), where=named.where)
+    if over is not None:
+        link = over.choice(Link)
+    line_bytes_per_s = link.line_bytes_per_s(gpu)
+    if preset is not None:
+        base = replace(preset.rest, bandwidth_bytes_per_s=preset.reached_bytes_per_s(line_bytes_per_s))
+    elif over is not None:
+        base = replace(base, bandwidth_bytes_per_s=LINK_SHARE * line_bytes_per_s)
     first, mode = section.get("first_token_from"), section.get("mode")
     try:
         return Handover(
-            first_token_from=default.first_token_from if first is None else first.choice(FirstToken),
-            mode=default.mode if mode is None else mode.choice(HandoverMode),
-            stalls_decode=section.flag("stalls_decode", default=default.stalls_decode),
-            latency_s=section.number("latency_s", default.latency_s, at_least=0, at_most=_MAX_S),
+            first_token_from=base.first_token_from if first is None else first.choice(FirstToken),
+            mode=base.mode if mode is None else mode.choice(HandoverMode),
+            stalls_decode=section.flag("stalls_decode", default=base.stalls_decode),
+            latency_s=section.number("latency_s", base.latency_s, at_least=0, at_most=_MAX_S),
             bandwidth_bytes_per_s=section.number(
-                "bandwidth_bytes_per_s", default.bandwidth_bytes_per_s, at_least=_MIN_BYTES_PER_S
+                "bandwidth_bytes_per_s", base.bandwidth_bytes_per_s, at_least=MIN_BYTES_PER_S
             ),
-            watermark=_share(section, "watermark", default.watermark, above=0),
-            hop_s=section.number("hop_s", default.hop_s, at_least=0, at_most=_MAX_S),
-            post_s=section.number("post_s", default.post_s, at_least=0, at_most=_MAX_S),
-            post_block_s=section.number("post_block_s", default.post_block_s, at_least=0, at_most=_MAX_S),
-            step_s=section.number("step_s", default.step_s, at_least=0, at_most=_MAX_S),
+            watermark=_share(section, "watermark", base.watermark, above=0),
+            hop_s=section.number("hop_s", base.hop_s, at_least=0, at_most=_MAX_S),
+            post_s=section.number("post_s", base.post_s, at_least=0, at_most=_MAX_S),
+            post_block_s=section.number("post_block_s", base.post_block_s, at_least=0, at_most=_MAX_S),
+            step_s=section.number("step_s", base.step_s, at_least=0, at_most=_MAX_S),
         )
     except InputError as error:
         if error.where != "handover" or error.name is None:
             raise
-        raise section.need(error.name).error(error.rule, error.hint) from None
+        # Two keys that do not go together: one of them stands here.
+        others = {"mode": "stalls_decode", "hop_s": "mode"}
+        at = section.get(error.name) or section.get(others.get(error.name, error.name)) or named or section.field
+        raise InputError(
+            at.where,
+            error.rule,
+            name=f"{section.field.name}.{error.name}".lstrip("."),
+            value=error.value,
+            hint=error.hint,
+        ) from None
 
 
 def _p2p(field: Field | None) -> PointToPoint:
@@ -448,7 +474,7 @@ def _p2p(field: Field | None) -> PointToPoint:
     section = field.section().only(("latency_s", "bandwidth_bytes_per_s", "across_nodes", "reason"))
     latency_s = section.number("latency_s", 0.0, at_least=0, at_most=_MAX_S)
     rate = section.get("bandwidth_bytes_per_s")
-    bytes_per_s = math.inf if rate is None else rate.number(at_least=_MIN_BYTES_PER_S)
+    bytes_per_s = math.inf if rate is None else rate.number(at_least=MIN_BYTES_PER_S)
     across = section.section("across_nodes") if "across_nodes" in section else None
     if across is None:
         return PointToPoint(latency_s, bytes_per_s, latency_s, bytes_per_s)
@@ -457,7 +483,7 @@ def _p2p(field: Field | None) -> PointToPoint:
         latency_s,
         bytes_per_s,
         node_latency_s=across.number("latency_s", at_least=0, at_most=_MAX_S),
-        node_bandwidth_bytes_per_s=across.number("bandwidth_bytes_per_s", at_least=_MIN_BYTES_PER_S),
+        node_bandwidth_bytes_per_s=across.number("bandwidth_bytes_per_s", at_least=MIN_BYTES_PER_S),
     )
 
 
@@ -467,7 +493,7 @@ def _preemption(field: Field | None) -> tuple[Preemption, float]:
     section = field.section().only(("method", "swap_bytes_per_s", "reason"))
     method = section.need("method").choice(Preemption)
     if method is Preemption.SWAP:
-        return method, section.number("swap_bytes_per_s", at_least=_MIN_BYTES_PER_S)
+        return method, section.number("swap_bytes_per_s", at_least=MIN_BYTES_PER_S)
     rate = section.get("swap_bytes_per_s")
     if rate is not None:
         raise rate.error("belongs to method swap and only to it", "remove the key")

@@ -174,7 +174,7 @@ class _Users:
             loop.user_lengths(user, seed=seed, context_tokens=context_tokens) for user in range(loop.users)
         ]
         self._request_s = request_s
-        self._turnaround_s = loop.turnaround_s
+        self._pauses_s = [loop.user_pauses_s(user, seed=seed) for user in range(loop.users)]
         self._unsent = loop.num_requests
         self._index = 0
         #: (queued at, round, user, sent at): of one instant, what a rejection there causes is one round later.
@@ -192,7 +192,7 @@ class _Users:
 
     def _on_finish(self, job: Job) -> None:
         if self._unsent:
-            self._send(job.user, self._deployment.clock.now + self._turnaround_s)
+            self._send(job.user, self._deployment.clock.now + next(self._pauses_s[job.user]))
 
     def _on_arrival(self, _event: simpy.Event) -> None:
         _, number, user, sent_s = heapq.heappop(self._due)

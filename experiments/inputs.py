@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from dsim.errors import InputError
+from dsim.handovers import parse_kv_link
 from dsim.hugging_face import is_config
 from dsim.options import Evidence
 from dsim.pools import Role
@@ -24,6 +25,7 @@ from dsim.yamlfile import Field, Section
 from experiments.settings import Measure, Traffic
 from experiments.values import check_file, file_at, placed, text_at, whole_at
 from profiles.choice import choose_colocated, choose_profile
+from profiles.handover import parse_handover, with_handover
 
 
 def profiles_of(section: Section, measure: Measure, *, folder: Path) -> dict[Role, Profile]:
@@ -46,7 +48,21 @@ def profiles_of(section: Section, measure: Measure, *, folder: Path) -> dict[Rol
             changes=changes,
         )
     colocated = _colocated(section, used, measure, changes, folder=folder)
-    return {Role.PREFILL: used, Role.DECODE: used, Role.COLOCATED: colocated}
+    handing = _handing(section, used, folder=folder)
+    return {Role.PREFILL: handing, Role.DECODE: handing, Role.COLOCATED: handing if colocated is used else colocated}
+
+
+def _handing(section: Section, used: Profile, *, folder: Path) -> Profile:
+    """Return the profile with the handover that the section asks for, over the link that it asks for."""
+    asked, link = section.get("handover"), text_at(section, "kv_link")
+    handover = None
+    if asked is not None and isinstance(asked.value, dict):
+        handover = asked.section()
+    elif asked is not None:
+        with placed(section, "handover"):
+            handover = parse_handover(asked.text(), folder=folder)
+    with placed(section, "kv_link" if handover is None else "handover"):
+        return with_handover(used, handover, kv_link=None if link is None else parse_kv_link(link))
 
 
 def _colocated(

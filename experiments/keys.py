@@ -40,7 +40,13 @@ KEYS: Final = (
     Key("model", "name", _NONE, "that of profile", "the model, as `dsim models` lists them"),
     Key("gpu", "name", _NONE, DEFAULT_GPU, "the GPU, as `dsim gpus` lists them"),
     Key("engine", "name", _NONE, "that with the best evidence", "the serving engine that step times are of"),
-    Key("evidence", "measured, kernels, other-kernels or roofline", _NONE, "the best there is", "what step times must rest on"),
+    Key(
+        "evidence",
+        "measured, kernels, other-kernels or roofline",
+        _NONE,
+        "the best there is",
+        "what step times must rest on",
+    ),
     Key(
         "profile", "file", _NONE, "shipped, or an estimate", "a latency profile of your own, relative to the sweep file"
     ),
@@ -75,6 +81,8 @@ KEYS: Final = (
     Key("prefill_routing", "routing", _NONE, "join-shortest-queue", "of prefill and colocated instances"),
     Key("decode_routing", "routing", _NONE, "least-loaded", "of decode instances"),
     Key("kv_blocks", "whole number", "blocks", "profile", "KV blocks of every instance"),
+    Key("handover", "mapping, name or file", _NONE, "profile", "how KV gets to the decode side, as `--handover`"),
+    Key("kv_link", "nvlink, nic, pcie or rate", "B/s", "profile", "what KV goes over, as `--kv-link`"),
     Key("extrapolate", "true or false", _NONE, "false", "go beyond the profile's valid range"),
     Key("check", "true or false", _NONE, "false", "verify the conservation laws on every run"),
     Key("seed", "whole number", _NONE, "0", "seed of the first replication"),
@@ -92,7 +100,7 @@ KEYS: Final = (
     Key("search.requests", "whole number", "requests", "none", "goodput of finite runs of so many, a transient"),
     Key("search.method", "full or authors", _NONE, "full", "authors: 300 requests, five rates, one seed, as DistServe"),
     Key("search.timing", "true or false", _NONE, "false", "also give elapsed_s and cpu_s, which differ between runs"),
-    Key("search.jobs", "whole number", "processes", "those of the sweep", "processes of one search"),
+    Key("search.jobs", "whole number", "processes", "1", "processes of one search"),
     Key("step", "mapping", _NONE, "none", "which step of the latency profile is evaluated"),
     Key("step.phase", "prefill, decode, mixed or chunked", _NONE, "needed", "what the step does"),
     Key("step.tp", "whole number", "GPUs", "1", "tensor parallel degree"),

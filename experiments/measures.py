@@ -58,21 +58,18 @@ _TRIAL: Final = (
 )
 
 
-def measure(setting: Setting, *, seed: int, jobs: int = 1) -> Columns:
+def measure(setting: Setting, *, seed: int) -> Columns:
     """Return the columns of one task: nested mappings of plain values, None where a number does not exist.
 
     The same setting and seed give the same columns, but for `elapsed_s` and `cpu_s` of a search that is timed.
-
-    Args:
-        jobs: processes that a search may use.
 
     Raises:
         InputError: a request does not fit, or a step leaves the profile's valid range.
     """
     take: dict[Measure, Callable[[], Columns]] = {
         Measure.SIMULATE: lambda: _simulated(setting, seed),
-        Measure.GOODPUT: lambda: _sustained(setting, seed, jobs),
-        Measure.SEARCH: lambda: _searched(setting, seed, jobs),
+        Measure.GOODPUT: lambda: _sustained(setting, seed),
+        Measure.SEARCH: lambda: _searched(setting, seed),
         Measure.STEP: lambda: _stepped(setting),
         Measure.QUEUEING: lambda: _queued(setting),
     }
@@ -253,20 +250,19 @@ def question_of(setting: Setting, *, seed: int) -> Question:
     )
 
 
-def _sustained(setting: Setting, seed: int, jobs: int) -> Columns:
+def _sustained(setting: Setting, seed: int) -> Columns:
     placement, asked = setting.placement, setting.search
     assert placement is not None
     assert asked is not None
     question = replace(
         question_of(setting, seed=seed),
         # Whether a placement that is given packs into nodes is a question of the search.
-        profiles=setting.profiles,
         num_gpus=placement.num_gpus,
         gpus_per_node=placement.num_gpus,
     )
     if setting.traffic.finite:
         question = replace(question, num_requests=setting.traffic.requests)
-    with local_processes(asked.jobs or jobs) as executor:
+    with local_processes(asked.jobs or 1) as executor:
         found = goodput_of(
             question, placement, phase=setting.phase, counted=setting.traffic.requests, executor=executor
         )
@@ -299,12 +295,12 @@ def _operated(operation: Operation | None) -> Columns:
     }
 
 
-def _searched(setting: Setting, seed: int, jobs: int) -> Columns:
+def _searched(setting: Setting, seed: int) -> Columns:
     asked = setting.search
     assert asked is not None
     question = question_of(setting, seed=seed)
     described = {"model": question.model.name, "gpu": question.gpu.name, "max_gpus": question.cluster.num_gpus}
-    with timed_processes(asked.jobs or jobs) as (executor, spent):
+    with timed_processes(asked.jobs or 1) as (executor, spent):
         if asked.method is Method.AUTHORS:
             found = _by_authors(question, executor)
         else:

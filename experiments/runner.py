@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import traceback
 from collections import deque
 from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from dsim.errors import DsimError, InternalError
@@ -159,5 +161,9 @@ def _row(task: Task, outcome: Outcome) -> Row:
 
 
 def _one_line(error: Exception) -> str:
-    text = str(error) if isinstance(error, DsimError) else f"{type(error).__name__}: {error}"
+    """Return what an error says; of one that is no user's, what it is and where it came from."""
+    text = str(error)
+    if not isinstance(error, DsimError):
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        text = f"{type(error).__name__}: {error} ({Path(last.filename).name}:{last.lineno})"
     return "".join(c if c.isprintable() else " " for c in " ".join(text.split()))

@@ -19,7 +19,7 @@ from dsim.files import write_whole
 from dsim.plain import finite, flat
 from dsim.version import __version__
 from dsim.yamlfile import Scalar
-from experiments.edits import first_difference, plain
+from experiments.edits import first_difference
 from experiments.sweepfile import COUNTS, Outline, Sweep, Task, read_outline
 from placement.statistics import mean_interval
 
@@ -370,12 +370,10 @@ def _difference(sweep: Sweep, row: Row, folder: Path) -> str:
     if row.version != __version__:
         return f"they are of dsim {row.version}, this is {__version__}"
     try:
-        there = plain(read_outline(folder / SWEEP_FILE).tree)
+        there = read_outline(folder / SWEEP_FILE).resolved
     except InputError:
         there = {}
-    here = plain(sweep.outline.tree)
-    assert isinstance(there, dict)
-    assert isinstance(here, dict)
+    here = sweep.outline.resolved
     for key in ("base", "factors", "replications"):
         found = first_difference(there.get(key), here.get(key), key) if there else None
         if found is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -128,20 +129,21 @@ class Outline:
     @property
     def num_combinations(self) -> int:
         """Combinations of factor values."""
-        total = 1
-        for factor in self.factors:
-            total *= len(factor.choices)
-        return total
+        return math.prod(len(factor.choices) for factor in self.factors)
 
     def values(self) -> Iterator[tuple[Scalar, ...]]:
         """Yield the factor values of every combination, in order."""
         for combination in itertools.product(*(factor.choices for factor in self.factors)):
             yield tuple(choice.value for choice in combination)
 
+    @property
+    def resolved(self) -> Mapping[str, object]:
+        """The file as plain values, its files' names absolute: the same from whatever folder it was read."""
+        return _with_absolute_paths(plain(self.tree), self.folder)
+
     def yaml(self) -> str:
         """Return the file's text, from which the same sweep can be run again from any folder of this machine."""
-        tree = _with_absolute_paths(plain(self.tree), self.folder)
-        return f"# dsim {__version__}\n" + yaml.safe_dump(tree, sort_keys=False, allow_unicode=True)
+        return f"# dsim {__version__}\n" + yaml.safe_dump(dict(self.resolved), sort_keys=False, allow_unicode=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +193,8 @@ def read_outline(path: Path, *, assignments: Sequence[str] = (), quick: bool = F
     values = tree.value
     assert isinstance(values, dict)
     kept = {key: field for key, field in values.items() if key != "quick"}
-    kept.setdefault("name", Field(tree.file, 1, "name", path.stem))
+    if "name" not in kept:
+        kept["name"] = Field(tree.file, 1, "name", _name_of(path))
     return _outline(replace(tree, value=kept), original, folder=path.parent)
 
 
@@ -207,6 +210,14 @@ def read_sweep(path: Path, *, assignments: Sequence[str] = (), quick: bool = Fal
     if not quick and "quick" in read_yaml(path):
         read_sweep(path, assignments=assignments, quick=True)
     return sweep
+
+
+def _name_of(path: Path) -> str:
+    """Return the name of a sweep whose file gives it none: the file's own."""
+    if not _NAME.fullmatch(path.stem):
+        hint = "add a name: of letters, digits, - and _"
+        raise InputError(f"{path}:1", "is the file's name and cannot be the sweep's", value=path.stem, hint=hint)
+    return path.stem
 
 
 def _check_keys(section: Section) -> None:
@@ -340,7 +351,8 @@ def _outputs(section: Section, measured: Collection[str]) -> tuple[str, ...]:
         name = item.text()
         found = [column for column in sorted(measured) if column == name or column.startswith(f"{name}.")]
         if not found:
-            raise item.error("is no column of this measure", nearest(name, sorted(measured)))
+            groups = {column.rpartition(".")[0] for column in measured if "." in column}
+            raise item.error("is no column of this measure", nearest(name, sorted({*groups, *measured})))
         if name in names:
             raise item.error("stands twice", "keep one of the two")
         names.append(name)
@@ -370,7 +382,8 @@ def _published(section: Section, factors: Sequence[Factor], measured: Collection
     source = inner.text("source")
     values: dict[str, list[Scalar]] = {}
     for factor in factors:
-        values.setdefault(factor.key, []).extend(choice.value for choice in factor.choices)
+        known = values.setdefault(factor.key, [])
+        known += [choice.value for choice in factor.choices if choice.value not in known]
     points: list[Point] = []
     for item in inner.need("points").items():
         points += _points(item.section(), values, measured)
@@ -421,7 +434,7 @@ def _with_points(tree: Field, points: Sequence[Field]) -> Field:
     return replace(tree, value={**tree.value, "published": replace(published, value=listed)})
 
 
-def _with_absolute_paths(tree: object, folder: Path) -> object:
+def _with_absolute_paths(tree: object, folder: Path) -> Mapping[str, object]:
     """Return the plain tree of a sweep file with its files' names made absolute, in rows' words as they were."""
     assert isinstance(tree, dict)
 

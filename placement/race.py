@@ -54,6 +54,7 @@ class Entrant:
         capacity_per_s, headroom: upper guess of its rate, infinite where unknown, and of the share of it that it may
             use: where to look, never a reason to prune.
         worth: share of the cluster's GPUs that copies of it can use, for the race for the largest total.
+        thrift: GPUs over cost, where the race is for goodput per dollar and GPUs differ in price.
         failed: lowest rate that it cannot sustain or fell short at, and why.
         guess: rate where its goodput may lie, of one that fell short of a rate so narrowly that it was not sought.
         estimator: seeks its goodput, once it has passed where its rivals are.
@@ -65,6 +66,7 @@ class Entrant:
     capacity_per_s: float = math.inf
     headroom: float = 1.0
     worth: float = 1.0
+    thrift: float = 1.0
     failed: float = math.inf
     failed_by: str = ""
     guess: float = 0.0
@@ -128,7 +130,7 @@ class Goal:
 
     def weight(self, entrant: Entrant) -> float:
         """Return what a rate per GPU is multiplied by before it is compared."""
-        return entrant.worth if self.by_total else 1.0
+        return entrant.worth if self.by_total else entrant.thrift
 
     @property
     def best(self) -> list[Entrant]:

@@ -22,6 +22,7 @@ from dsim.workload import replication_seed
 from placement import bounds, feasibility, space
 from placement.controls import Traffic
 from placement.goodput import Ask, Estimator, Goodput, Sampling, more_replications, ratio
+from placement.objective import Prices, thrift
 from placement.probe import PARTS, Outcome, Scenario, Source
 from placement.race import Entrant, Goal, Horizon, Race
 from placement.result import Best, Operation, SearchResult, State, Trial, by_worth, rank
@@ -87,6 +88,7 @@ class Question:
             replications, up to a most; the interval says what was reached.
         num_requests: goodput of runs of so many requests from an empty system, the transient that papers report; None:
             the steady state.
+        prices: of the roles' GPUs, to compare placements by goodput per dollar; None: by goodput per GPU.
     """
 
     profiles: Mapping[Role, Profile]
@@ -105,6 +107,7 @@ class Question:
     precision: float = _PRECISION
     confidence: float = 0.95
     num_requests: int | None = None
+    prices: Prices | None = None
     options: Options = field(default_factory=Options)
 
     def __post_init__(self) -> None:
@@ -363,7 +366,8 @@ class _Search:
                 # A finite run may end before its backlog hurts: only what is impossible for one request is.
                 analytic = (bounds.idle_bound(placement, self.case),)
             headroom = bounds.headroom(placement, self.case)
-            entrants.append(Entrant(placement, analytic, capacity, headroom, worth))
+            cheap = thrift(placement, self.question.prices)
+            entrants.append(Entrant(placement, analytic, capacity, headroom, worth, cheap))
         return infeasible, entrants
 
     def _replicas(self, placement: Placement) -> int:

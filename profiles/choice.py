@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Final
 
 from dsim.catalog import find_gpu, find_model
-from dsim.errors import InputError
+from dsim.errors import InputError, nearest
 from dsim.gpu import Gpu
 from dsim.hugging_face import is_config, read_config
 from dsim.model import Model
@@ -19,7 +19,7 @@ from dsim.profile_file import load_profile
 from dsim.yamlfile import Field
 from profiles.borrow import borrowed_profile
 from profiles.estimate import ENGINES, estimated_profile
-from profiles.shipped import DEFAULT_GPU, find_profile, profile_file, shipped_engines, shipped_profiles
+from profiles.shipped import DEFAULT_GPU, profile_file, shipped_engines, shipped_profiles
 
 #: Engines preferred where none is named and evidence is equal, in this order; then others by name.
 _PREFERRED: Final = ("distserve", "vllm")
@@ -125,9 +125,10 @@ def best_profile(
             return found
     if evidence not in {None, Evidence.ROOFLINE}:
         raise _none_with(evidence, known_model, known_gpu, engine=engine, option=option)
-    if wanted is not None and wanted not in ENGINES and named and evidence is None and option is None:
-        # What is shipped says what there is to choose from.
-        return find_profile(known_model.name, known_gpu.name, engine=wanted)
+    if engine is not None and wanted not in ENGINES and named and evidence is None and option is None:
+        rule = f"has no latency profile for {known_model.name} on {known_gpu.name}"
+        known = nearest(engine, {**shipped_engines(known_model, known_gpu), **ENGINES})
+        raise InputError("--engine", rule, value=engine, hint=f"{known} or give --profile FILE")
     used = _ESTIMATED if wanted is None else wanted
     return _estimated(known_model, known_gpu, engine=used, changes=changes, variant=variant)
 

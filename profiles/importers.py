@@ -161,7 +161,7 @@ class BenchRun:
     path: Path
 
     @classmethod
-    def parse(cls, text: str) -> BenchRun:
+    def parse(cls, text: str, option: str = "--vllm-latency") -> BenchRun:
         """Return the run written as `8x32+128=latency.json`: requests, prompt and output tokens, file.
 
         >>> BenchRun.parse("8x32+128=a.json")
@@ -173,7 +173,7 @@ class BenchRun:
         match = _RUN.fullmatch(text)
         if match is None:
             hint = "write REQUESTSxPROMPT+OUTPUT=FILE, as in 8x32+128=latency.json"
-            raise InputError("--run", "is no run", value=text, hint=hint)
+            raise InputError(option, "is no run", value=text, hint=hint)
         return cls(int(match[1]), int(match[2]), int(match[3]), Path(match[4]))
 
 

@@ -95,9 +95,8 @@ class Reserve(MemoryRule):
         memory_mib = gpu.memory_bytes / _MIB
         chunk_tokens, few, many = next(row[1:] for row in _SGLANG_SIZES if memory_mib < row[0])
         graph_requests = few if parallelism.tp < _SGLANG_MANY_TP else many
-        reserve_mib = 512 + 1.5 * max(chunk_tokens, 2048) + 2 * graph_requests + 128 * parallelism.num_gpus
-        if memory_mib > 60 * 1024:
-            reserve_mib = max(reserve_mib, 10 * 1024)
+        # At least 10 GiB above 60 GiB, which the chunks of such GPUs come to anyway.
+        reserve_mib = 512 + 1.5 * chunk_tokens + 2 * graph_requests + 128 * parallelism.num_gpus
         return 1 - reserve_mib / memory_mib
 
 

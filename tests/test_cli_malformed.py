@@ -110,6 +110,11 @@ SIMULATE = [
     ("--kv-blocks", "prefil=4", "--kv-blocks: 'prefil' is neither a role nor a parallelism; did you mean 'prefill'?"),
     ("--kv-blocks", "tp1pp1:decode=4", "--kv-blocks: 'tp1pp1:decode' is neither a role nor a parallelism"),
     ("--kv-blocks", "decode=4,5,decode=6", "--kv-blocks: 'decode' stands twice"),
+    ("--handover", "nixl", "--handover: 'nixl' is no handover that dsim knows"),
+    ("--handover", "vllm-nixl,hop=1", "--handover: 'hop' is not a known key; did you mean 'hop_s'?"),
+    ("--handover", "", "--handover: '' is no handover that dsim knows"),
+    ("--kv-link", "ethernet", "--kv-link: 'ethernet' is neither a link nor a rate"),
+    ("--kv-link", "25", "--kv-link: '25' must be >= 1e+06 bytes per second"),
     ("--extrapolate", "=1", "--extrapolate: does not take a value"),
     ("--check", "=1", "--check: does not take a value"),
     ("--step-log", None, "--step-log: needs a place to write to; add --output-dir DIR"),
@@ -138,10 +143,23 @@ SIMULATE = [
 
 SEARCH_GOOD = {"--model": "13b", "--slo": "ttft=0.4,tpot=0.1"}
 SEARCH = [
+    ("--objective", "cheap", "--objective: 'cheap' is not one of 'goodput_per_gpu', 'goodput_per_dollar', 'min_gpus'"),
+    ("--objective", "min_gpus", "--rate: is needed with --objective min_gpus; as in --rate 40"),
+    ("--rate", "40", "--rate: '40' belongs to --objective min_gpus; add --objective min_gpus, or ask dsim size"),
+    ("--price", "", "--price: '' is not a number; as in --price 2.5 or --price h100=2.5"),
+    ("--price", "two", "--price: 'two' is not a number; as in"),
+    ("--price", "-1", "--price: -1.0 must be >= 0"),
+    ("--price", "2.5USD", "--price: '2.5USD' has a unit 'USD'; as in"),
+    ("--price", "h100=2", "--price: 'h100' is not used: a100-80g; leave it out"),
+    ("--price", "h101=2", "--price: 'h101' is not a known GPU; did you mean"),
+    ("--price", "a100-80g=2,a100-sxm=3", "--price: 'a100-80g' is given twice; correct it or leave it out"),
+    ("--pareto", "yes", "--pareto: "),
     ("--model", "12b", "--model: '12b' is not a known model"),
     ("--evidence", "hearsay", "'hearsay' is not one of"),
     ("--experts", "", "--experts: '' is not one of"),
     ("--kv-dtype", "8", "--kv-dtype: '8' is not one of"),
+    ("--handover", "mode=push", "--handover: mode='push' is not known; expected one of direct"),
+    ("--kv-link", "25GB", "--kv-link: '25GB' has an unknown unit 'GB'"),
     ("--kv-blocks", "decode=many", "--kv-blocks: 'many' must be a whole number; as in 2588, or prefill=2588"),
     ("--gpu", "a101", "--gpu: 'a101' is not a known GPU"),
     ("--engine", "vlm", "--engine: 'vlm' has no latency profile"),
@@ -233,6 +251,25 @@ OTHER_TRAFFIC = [
     ([], "--rate: is needed; as in --rate 6; or replay with --trace FILE"),
 ]
 
+SIZE_GOOD = {**SEARCH_GOOD, "--rate": "40"}
+SIZE = [
+    ("--rate", "-1", "--rate: -1.0 must be > 0"),
+    ("--rate", "many", "--rate: 'many' is not a number; as in 6 (per second) or 90/min"),
+    ("--users", "10", "--users: 10 does not go with --rate; leave one of the two out"),
+    ("--users", "1.5", "--users: '1.5' must be a whole number"),
+    ("--think-time", "30s", "--think-time: '30s' belongs to --users; leave it out, or add --users"),
+    ("--gpus", "0", "--gpus: 0 must be >= 1"),
+    ("--nodes", "0", "--nodes: 0 must be >= 1"),
+    ("--copy-gpus", "0", "--copy-gpus: 0 must be >= 1"),
+    ("--copy-gpus", "65", "--copy-gpus: 65 must be <= 64"),
+    (
+        "--objective",
+        "goodput_per_gpu",
+        "--objective: 'goodput_per_gpu' says nothing of GPUs for a rate; take min_gpus or",
+    ),
+    ("--price", "h100=2", "--price: 'h100' is not used: a100-80g; leave it out"),
+]
+
 FILES = {
     "empty.yaml": b"",
     "cut.yaml": b"dsim_profile: 1\nmodel: opt-13b\ngpu: a1",
@@ -280,6 +317,12 @@ def test_malformed_options_of_search(cli: Cli, folder: Path, option: str, value:
     assert {path.name for path in folder.iterdir()} == set(FILES)
 
 
+@pytest.mark.parametrize(("option", "value", "words"), SIZE)
+def test_malformed_options_of_size(cli: Cli, folder: Path, option: str, value: str | None, words: str) -> None:
+    assert words in cli.refused("size", *given(option, value, good=SIZE_GOOD, folder=folder))
+    assert {path.name for path in folder.iterdir()} == set(FILES)
+
+
 @pytest.mark.parametrize(("arguments", "words"), OTHER_TRAFFIC)
 def test_malformed_traffic_of_simulate(cli: Cli, folder: Path, arguments: list[str], words: str) -> None:
     filled = [argument.replace("{dir}", str(folder)) for argument in arguments]
@@ -297,6 +340,8 @@ def test_every_option_is_in_the_tables() -> None:
     simulate = {option for option, _, _ in SIMULATE} | {part for parts, _ in OTHER_TRAFFIC for part in parts}
     assert options_of("simulate") - simulate == set()
     assert options_of("search") - {option for option, _, _ in SEARCH} == set()
+    # The others are those of search, read by the same code.
+    assert options_of("size") - options_of("search") <= {option for option, _, _ in SIZE}
 
 
 def test_gpus_and_nodes_exclude_each_other(cli: Cli) -> None:

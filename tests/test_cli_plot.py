@@ -160,7 +160,11 @@ REFUSED = [
     ("sweep", ["--kind", "line", "--set", "kind=cdf"], "--set: 'kind=cdf' is an option of its own; give it as --kind"),
     ("sweep", ["--kind", "line", "-x", "a", "--set", "x=b"], "--set: 'x=b' is given twice; leave one of them out"),
     ("sweep", ["--kind", "cdf", "--set", "valu=a"], "--set: 'valu' is not a known key; "),
-    ("sweep", ["--kind", "cdf", "--set", "log=x"], "--set: 'log' has no use in a figure of kind cdf; leave it out"),
+    (
+        "sweep",
+        ["--kind", "cdf", "--set", "target=0.5"],
+        "--set: 'target' has no use in a figure of kind cdf; leave it out",
+    ),
     ("sweep", ["--kind", "attainment-rate", "--set", "target=2"], "--set: target=2 must be "),
     (
         "sweep",

@@ -365,7 +365,9 @@ OPTIONS: list[tuple[str, str | None, str]] = [
     ("--assume", "max_seqs=", "--assume: max_seqs is empty; most requests of one step"),
     ("--assume", "max_seqs=1,x", "--assume: max_seqs='x' must be a whole number"),
     ("--assume", "kv_blocks=0%", "--assume: kv_blocks='0%' must be between 1e-9 and 1e9"),
-    ("--assume", "kv_dtype=fp8", "--assume: kv_dtype='fp8' is what the profile says; give another"),
+    ("--handover", "nixl", "--handover: 'nixl' is no handover that dsim knows"),
+    ("--kv-link", "ethernet", "--kv-link: 'ethernet' is neither a link nor a rate"),
+    ("--assume", "kv_dtype=fp8", "--assume: kv_dtype='fp8' is what the profile says; give --"),
     ("--assume", "length_range=1-0", "--assume: length_range='1-0' is no range; write exact, or LOW-HIGH as 0.8-1"),
     ("--assume", "turnaround_s=-1", "--assume: turnaround_s='-1' must be >= 0"),
     ("--assume", "turnaround_s=1day", "--assume: turnaround_s='1day' has an unknown unit 'day'"),
@@ -438,3 +440,21 @@ def test_a_file_is_needed(cli: Cli, folder: Path) -> None:
     missing = str(folder / "none.csv")
     assert cli.refused("validate", missing, *COLOCATED).startswith(f"{missing}: cannot be read: No such file")
     assert "cannot be read: Is a directory" in cli.refused("validate", str(folder), *COLOCATED)
+
+
+def test_the_handover_is_an_input_too(cli: Cli, tmp_path: Path) -> None:
+    """A run of NIXL's handover: replayed with it nothing differs, with the profile's own TTFT is too short."""
+    at = [*MODEL, "-p", "1xP:tp1 + 1xD:tp1"]
+    asked = ["--handover", "vllm-nixl", "--kv-link", "nic"]
+    run = ("simulate", *at, *asked, "-r", "4", "-n", "30", "--finite", "-w", "fixed:1000,16", "-o", str(tmp_path))
+    assert cli(*run).code == 0
+    known = [str(tmp_path / "requests.csv"), *at, "--max-seqs", "256", "--kv-blocks", "5000"]
+    right, wrong = answer(cli, *known, *asked), answer(cli, *known)
+    errors = [{one["name"]: one["error"] for one in found["comparisons"]} for found in (right, wrong)]
+    assert all(abs(error) < 1e-9 for error in errors[0].values())
+    assert errors[1]["ttft_s.mean"] < -0.3
+    said = [found["inputs"]["handover"] for found in (right, wrong)]
+    assert [one["origin"] for one in said] == ["given", "profile"]
+    assert said[0]["values"][0].startswith("pull-at-step, first token from decode")
+    refused = cli("validate", known[0], *COLOCATED, *asked).err
+    assert "--handover: 'vllm-nixl' is for disaggregated placements" in refused

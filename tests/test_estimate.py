@@ -25,7 +25,7 @@ from placement.feasibility import cannot_run
 from profiles.choice import AS_TIMED, Variant, best_profile, choose_colocated, choose_profile
 from profiles.estimate import ENGINES, estimated_profile, expected_error
 from profiles.kernels.hosts import HOSTS
-from profiles.memory import RULES, Reserve, gpu_token_bytes, kv_capacities, weight_bytes
+from profiles.memory import RULES, Reserve, gpu_token_bytes, kv_capacities, step_bytes, weight_bytes
 from profiles.shipped import find_profile, profile_file, shipped_profiles
 from tests.cli import Cli
 from tests.test_hugging_face import QWEN3
@@ -52,6 +52,15 @@ def test_otherwise_step_times_are_estimated() -> None:
         best_profile("qwen2.5-72b", "a100-80g", evidence=Evidence.MEASURED)
     with pytest.raises(InputError, match="--engine: 'vlm' has no latency profile for opt-13b on a100-80g; did you"):
         best_profile("13b", "a100-80g", engine="vlm")
+    # Those that can be estimated are named too, whether something is shipped or not.
+    for model, gpu, engines in (
+        ("deepseek-v3", "b200", "vllm, sglang"),
+        ("llama-3.1-8b", "h100", "trtllm, vllm, sglang"),
+    ):
+        with pytest.raises(
+            InputError, match=f"--engine: 'dynamo' has no latency profile for {model}.*one of {engines}"
+        ):
+            best_profile(model, gpu, engine="dynamo")
 
 
 def test_what_an_estimate_says_of_its_error() -> None:
@@ -114,6 +123,36 @@ def test_kv_capacity_of_sglang() -> None:
     later = RULES["sglang"].kv_bytes(model, find_gpu("h100"), one, BatchLimits())
     assert later < kv_bytes
     assert kv_bytes - later == pytest.approx((13_440 / 81_920 - 0.12) * 84.5e9, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "tp", "reserve_mib"),
+    [
+        ("l4", 1, 512 + 1.5 * 2048 + 2 * 24 + 128),
+        ("l4", 4, 512 + 1.5 * 2048 + 2 * 80 + 128 * 4),
+        ("a100-40g", 2, 512 + 1.5 * 4096 + 2 * 32 + 128 * 2),
+        ("l40s", 8, 512 + 1.5 * 4096 + 2 * 160 + 128 * 8),
+        ("h100", 2, 512 + 1.5 * 8192 + 2 * 256 + 128 * 2),
+        ("h200", 4, 512 + 1.5 * 8192 + 2 * 512 + 128 * 4),
+        ("b200", 1, 512 + 1.5 * 16384 + 2 * 512 + 128),
+    ],
+)
+def test_what_sglang_keeps_back(gpu: str, tp: int, reserve_mib: float) -> None:
+    """By size of the GPU: chunks, graphs (larger batches from four GPUs on), and 128 MiB a GPU (server_args.py)."""
+    model, found_gpu, at = find_model("qwen3-0.6b"), find_gpu(gpu), Parallelism(tp, 1)
+    assert reserve_mib >= 10 * 1024 or found_gpu.memory_bytes < 60 * 2**30
+    share = 1 - reserve_mib / (found_gpu.memory_bytes / 2**20)
+    expected = Reserve(1, "", share=share).kv_bytes(model, found_gpu, at, BatchLimits())
+    assert RULES["sglang"].kv_bytes(model, found_gpu, at, BatchLimits()) == pytest.approx(expected)
+
+
+def test_activations_of_experts() -> None:
+    """Each token's inputs or gates and ups, whichever are wider, of every expert it goes to, and of the shared one."""
+    deepseek, mixtral = find_model("deepseek-v3"), find_model("mixtral-8x7b")
+    assert step_bytes(deepseek, 8, BatchLimits(8192, 1)) == 8192 * 2 * (4 * 7168 + 8 * (7168 + 2048 / 8) + 3 * 2048 / 8)
+    assert step_bytes(mixtral, 1, BatchLimits(8192, 1)) == 8192 * 2 * (4 * 4096 + 2 * (2 * 14336 + 14336))
+    # Sampling takes more where many requests have a large vocabulary.
+    assert step_bytes(deepseek, 8, BatchLimits(1, 1024)) == 1024 * 129280 * 26
 
 
 @needs_shared

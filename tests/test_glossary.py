@@ -57,9 +57,12 @@ PUBLIC = {
     "placement.curve",
     "placement.feasibility",
     "placement.goodput",
+    "placement.objective",
+    "placement.pareto",
     "placement.result",
     "placement.search",
     "placement.single",
+    "placement.size",
     "placement.space",
     "placement.statistics",
 }
@@ -69,6 +72,7 @@ WORKINGS = {
     "dsim.analytic": "shares of a datasheet, from dsim/catalog/efficiencies.yaml, and the times they give",
     "dsim.circuit": "plans of pipelined instances",
     "dsim.cli": "the command line; its options are in --help",
+    "dsim.handovers": "handovers by name, from dsim/catalog/handovers.yaml, until they are a Handover",
     "dsim.hugging_face": "keys of a config file, until they are a model",
     "dsim.laws": "columns prepared for the laws",
     "dsim.policies": "what one step of an engine loop will do",
@@ -84,6 +88,7 @@ WORKINGS = {
 #: Dataclasses of public modules that only other modules of the package meet.
 WORKING_CLASSES = {
     "Ask": "a probe that the estimator wants",
+    "Block": "a placement that copies may be taken of, and what it adds",
     "Case": "what the bounds of one search share",
     "Controls": "departures from the usual that the estimator is given",
     "Estimator": "the state of the search for one goodput",
@@ -101,8 +106,10 @@ SUFFIXES = {
     "B/s": "_bytes_per_s",
     "B/token": "_bytes_per_token",
     "FLOP/s": "_flops_per_s",
+    "USD/Mtoken": "usd_per_million",
     "USD/h": "_usd_per_h",
     "W": "_w",
+    "requests/USD": "_per_usd",
     "s": "_s",
     "s/request": "_s",
     "s/sequence": "_s",
@@ -152,6 +159,8 @@ RARE_KEYS = (
     "evidence",
     "expected_error",
     "extrapolate",
+    "link",
+    "preset",
     "kernel_s",
     "kernels",
     "layer_tables",
@@ -218,7 +227,7 @@ def properties(schema: object) -> Iterator[str]:
 
 
 def of_files() -> Iterator[Entry]:
-    for command in ("simulate", "search", "validate"):
+    for command in ("simulate", "search", "size", "validate"):
         schema = json.loads((DOCS / "schema" / f"{command}.schema.json").read_text(encoding="utf-8"))
         for name in properties(schema):
             yield name, f"{command}.json"

@@ -10,7 +10,7 @@ import pytest
 
 from dsim.catalog import find_model
 from dsim.errors import InputError
-from dsim.hugging_face import read_config
+from dsim.hugging_face import is_config, read_config
 from dsim.model import Experts, Quantization, SlidingWindow, WeightDtype
 
 DEEPSEEK_V3: dict[str, object] = {
@@ -175,6 +175,11 @@ def test_what_is_left_out_is_said(tmp_path: Path) -> None:
             {"sliding_window": 4, "use_sliding_window": True, "layer_types": ["full_attention"]},
             "layer_types=1 must have one entry for each of the 36 layers",
         ),
+        (
+            {"layer_types": ["linear_attention", "full_attention"] * 18},
+            "layer_types='linear_attention' is not a kind of layer that is modelled; choose another",
+        ),
+        ({"hidden_size": 10**12}, "hidden_size=1000000000000 must be <= 1e+09"),
         ({"quantization_config": {"quant_method": "hqq"}}, "quantization_config.quant_method='hqq' is not a known"),
         ({"num_experts": 4, "num_experts_per_tok": 2, "mlp_only_layers": [0]}, "mlp_only_layers=[0] means layers with"),
         (
@@ -190,3 +195,12 @@ def test_what_is_not_modelled_is_refused_by_name(tmp_path: Path, change: dict[st
         read_config(path)
     assert str(caught.value).startswith(f"{path}: {message}")
     assert "; " in str(caught.value)
+
+
+def test_a_directory_is_told_from_a_name(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(QWEN3))
+    (tmp_path / "opt-13b").mkdir()
+    assert is_config(str(tmp_path))
+    assert not is_config(str(tmp_path / "opt-13b"))
+    with pytest.raises(InputError, match=r"is a directory; give the config\.json in it"):
+        read_config(tmp_path)

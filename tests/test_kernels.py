@@ -11,14 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsim.catalog import find_gpu
+from dsim.catalog import find_gpu, find_model
 from dsim.errors import InputError
 from dsim.latency import AffineLatency
 from dsim.pools import Parallelism, Role
 from dsim.profile import BatchLimits
 from dsim.profile_file import load_profile, parse_profile
 from profiles.estimate import ENGINES, engine_limits, point_to_point
-from profiles.kernels.build import Question, build
+from profiles.kernels.build import Question, build, expected_error
 from profiles.kernels.hosts import HOSTS, NOTHING
 from profiles.kernels.package import KernelPackage, Table, check_engine, open_package
 from profiles.kernels.rows import Reach
@@ -350,6 +350,13 @@ class TestShipped:
     def test_all_are_there(self) -> None:
         assert set(self.NAMES) <= {name for name, _ in shipped_profiles()}
 
+    def test_errors_are_not_claimed_where_nothing_was_measured(self) -> None:
+        errors = {gpu: expected_error(find_model("llama-3.1-8b"), find_gpu(gpu)) for gpu in ("h100", "b200", "l40s")}
+        assert errors["h100"] == "4 to 8 % beside measured steps (docs/validation.md)"
+        assert errors["b200"] == errors["h100"] + ", none of them on b200-sxm"
+        assert errors["l40s"] == errors["h100"] + ", none of them on l40s"
+        assert expected_error(find_model("mixtral-8x7b"), find_gpu("h100")).startswith("unknown")
+
     @pytest.mark.parametrize("name", NAMES)
     def test_what_they_say(self, name: str) -> None:
         profile = load_profile(dict(shipped_profiles())[name])
@@ -357,6 +364,7 @@ class TestShipped:
         assert profile.violations == ()
         assert "aiconfigurator-core" in profile.source
         assert "sha256" in profile.source
+        assert profile.expected_error == expected_error(profile.model, profile.gpu)
         # The engine's own limits and KV cache, as an estimate for it would have them.
         limits = engine_limits(ENGINES[profile.engine], profile.gpu)
         requests = min(limits.requests, 1024)

@@ -108,8 +108,9 @@ class TestVllmLatency:
         (tmp_path / "bad.json").write_text("{}")
         with pytest.raises(InputError, match="avg_latency is missing"):
             read_vllm_latency([BenchRun(1, 1, 1, tmp_path / "bad.json")], tp=1)
-        with pytest.raises(InputError, match="--run: '8x32=a' is no run; write REQUESTSxPROMPT"):
-            BenchRun.parse("8x32=a")
+        for option in ("--vllm-latency", "--vllm-throughput"):
+            with pytest.raises(InputError, match=f"{option}: '8x32=a' is no run; write REQUESTSxPROMPT"):
+                BenchRun.parse("8x32=a", option)
 
 
 class TestVllmThroughput:

@@ -172,6 +172,18 @@ def test_the_backlog_counts_who_waits_for_prefill_or_decode() -> None:
     assert backlog(columns).tolist() == [0, 1, 3, 0]
 
 
+@pytest.mark.parametrize("start_s", [1.0, 0.0])
+def test_a_transfer_that_overlaps_its_prefill_does_not_shorten_the_waits(start_s: float) -> None:
+    """Prefill 1 s, 0.1 s of transfer left then, a wait of 3.5 s: more than three times prefill and token."""
+    n = 200
+    arrival_s = 10.0 * np.arange(n)
+    after_s = {"prefill_start_s": 0.0, "prefill_end_s": 1.0, "transfer_start_s": start_s, "transfer_end_s": 1.1}
+    after_s |= {"decode_start_s": 4.6, "first_token_s": 1.0, "last_token_s": 1.01}
+    columns = {name: arrival_s + seconds for name, seconds in after_s.items()}
+    columns |= {"arrival_s": arrival_s, "output_tokens": np.full(n, 2), "rejected": np.zeros(n, dtype=bool)}
+    assert saturation_of(columns, slice(0, n)) is Saturation.NEAR_KNEE
+
+
 @needs_data
 def test_saturation_of_real_traffic() -> None:
     """OPT-13B runs of DistServe: capacity lies between 4.5 and 6 requests/s; of its vLLM between 3 and 4."""

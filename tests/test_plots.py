@@ -425,6 +425,23 @@ def test_distributions_are_the_quantiles() -> None:
     np.testing.assert_allclose(np.asarray(point.get_xydata()), [[150.0, 90.0]])
 
 
+def test_distributions_far_apart_share_a_logarithmic_axis() -> None:
+    """The axis begins at the first times, not at the one request that had next to none, and holds published points."""
+    first = np.linspace(0.002, 0.01, 101)
+    first[0] = 1e-9
+    frame = pd.DataFrame({"system": ["a"], "quantiles.transfer_s": [first.tolist()]})
+    published = pd.DataFrame([{"system": "a", "transfer_s.p99": 0.128}])
+    shown = figure("{kind: cdf, y: quantiles.transfer_s, series: system, log: x}", frame, published)
+    (axes,) = shown.axes
+    assert axes.get_xscale() == "log"
+    low, high = axes.get_xlim()
+    assert 1 < low < 2.08
+    assert 128 < high < 200
+    shown.draw_without_rendering()
+    nothing = pd.DataFrame({"quantiles.queue_s": [[0.0] * 101]})
+    figure("{kind: cdf, y: quantiles.queue_s, log: x}", nothing).draw_without_rendering()
+
+
 def test_a_heat_map_prints_its_cells() -> None:
     frame = pd.DataFrame(
         {

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from dsim.analytic import analytic_latency
 from dsim.catalog import find_gpu, find_model
 from dsim.errors import InputError
-from dsim.latency import LatencyModel
+from dsim.latency import AffineLatency, LatencyModel
 from dsim.options import Options
 from dsim.pools import Parallelism, Placement, Policy
 from dsim.profile import PointToPoint, Profile
@@ -71,6 +71,23 @@ def test_sends_to_another_node_cost_what_its_link_does() -> None:
 
     assert [round(added_s(1, pp)) for pp in (2, 4, 8)] == [1, 3, 6 + 10]
     assert [round(added_s(2, pp)) for pp in (2, 4, 8)] == [1, 2 + 10, 4 + 30]
+
+
+@pytest.mark.parametrize("tp", [2, 4, 8])
+def test_sends_bend_with_the_model(tp: int) -> None:
+    """Every token costs a send, those beyond a bend too, where a slope stands instead of the first one."""
+    plain = find_profile("llama-3.1-70b", "h100", engine="vllm").latency_at(tp)
+    assert isinstance(plain, AffineLatency)
+    assert plain.prefill.bends
+    assert plain.small.bends
+    sending = affine_with_sends(plain, Sends(fixed_s=0.001, token_s=3e-6))
+    for tokens in (1, 40, 400, 4000):
+        added_s = 0.001 + 3e-6 * tokens
+        assert sending.prefill_s([(tokens, 0)]) - plain.prefill_s([(tokens, 0)]) == pytest.approx(added_s, rel=1e-9)
+    for requests in (1, 50, 90, 100, 1000):
+        added_s = 0.001 + 3e-6 * requests
+        both_s = sending.decode_s(requests, 200_000), plain.decode_s(requests, 200_000)
+        assert both_s[0] - both_s[1] == pytest.approx(added_s, rel=1e-9)
 
 
 def _table() -> TableLatency:

@@ -123,6 +123,7 @@ MALFORMED = [
     ("replications: 2", "replications: 2.5", ":L: replications=2.5 must be a whole number"),
     ("replications: 2", "replications: 2\njobs: 0", ":L: jobs=0 must be >= 1"),
     ("[attainment.both, ttft_s]", "[attainment.bth]", ":L: outputs[0]='attainment.bth' is no column of this measure; did"),
+    ("[attainment.both, ttft_s]", "[ttft]", ":L: outputs[0]='ttft' is no column of this measure; did you mean 'ttft_s'?"),
     ("[attainment.both, ttft_s]", "[]", ":L: outputs=[...] must not be empty; list columns, or leave the key out"),
     ("[attainment.both, ttft_s]", "[ttft_s, ttft_s]", ":L: outputs[1]='ttft_s' stands twice; keep one of the two"),
     ("[attainment.both, ttft_s]", "ttft_s", ":L: outputs='ttft_s' must be a list; write [a, b]"),
@@ -184,6 +185,22 @@ def test_a_malformed_file_is_one_line(old: str, new: str, words: str, cli: Cli, 
 def test_there_are_many_malformed_files() -> None:
     assert len(MALFORMED) >= 40
     assert len({(old, new) for old, new, _ in MALFORMED}) == len(MALFORMED)
+
+
+def test_a_file_whose_name_cannot_be_that_of_a_sweep_is_told_so(tmp_path: Path) -> None:
+    path = tmp_path / "my sweep.yaml"
+    path.write_text(GOOD.replace("name: small\n", ""), encoding="utf-8")
+    with pytest.raises(InputError) as error:
+        read_sweep(path)
+    rule = "'my sweep' is the file's name and cannot be the sweep's; add a name: of letters, digits, - and _"
+    assert str(error.value) == f"{path}:1: {rule}"
+    path.write_text(GOOD, encoding="utf-8")
+    assert read_sweep(path).outline.name == "small"
+
+
+def test_values_of_a_factor_are_told_once(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"it has DistServe, vLLM$"):
+        sweep_of(GOOD.replace("{system: vLLM, rate_per_gpu: 0.5}", "{system: VLLM}"), tmp_path)
 
 
 def test_the_last_seed_there_is_can_be_used(tmp_path: Path) -> None:

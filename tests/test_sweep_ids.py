@@ -103,6 +103,8 @@ VARIED: dict[str, Tree] = {
     "prefill_routing": {"prefill_routing": "round-robin"},
     "decode_routing": {"decode_routing": "round-robin"},
     "kv_blocks": {"kv_blocks": 200},
+    "handover": {"handover": {"hop_s": 0.01}},
+    "kv_link": {"kv_link": "pcie"},
     "extrapolate": {"extrapolate": True},
     "check": {"check": True},
     "seed": {"seed": 1},
@@ -154,7 +156,7 @@ _FULL = {
 _EVALUATED = _PROFILED | {"step", "step.phase", "step.tp", "step.pp", "step.batch"}
 #: Keys that the id of each base has to tell.
 READ: dict[str, set[str]] = {
-    "simulate": _RUN | _POOLS | {"trace", "quantiles"},
+    "simulate": _RUN | _POOLS | {"trace", "quantiles", "handover", "kv_link"},
     "goodput": _PROFILED | _LIMITED | _POOLS | {"placement", "requests", "kv_blocks", "attainment"},
     "steady": _PROFILED | _LIMITED | {"finite", "requests", "search.precision", "search.requests"},
     "colocated": (_RUN - {"engine", "placement", "profile"}) | {"policy", "token_budget"},
@@ -257,8 +259,9 @@ def test_every_key_is_varied() -> None:
     assert list(VARIED) == [key.name for key in KEYS]
 
 
-#: A permission, which changes no number of a setting that needs none; and the seed, which every id has.
-SILENT = {"extrapolate", "seed"}
+#: A permission, which changes no number of a setting that needs none; the seed, which every id has; and what is
+#: part of a profile, which counts as a whole.
+SILENT = {"extrapolate", "seed", "handover", "kv_link"}
 #: Of runs too long for a test; a finite one shows the same.
 LONG = {"steady": "goodput"}
 

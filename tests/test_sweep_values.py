@@ -27,6 +27,7 @@ IN_BASE: Final = (
 #: What some keys take of these.
 ACCEPTED: Final[Mapping[str, tuple[str, ...]]] = {
     "profile_set": ("{}",),
+    "handover": ("{}",),
     "token_budget": ("1e9",),
     "rate": ("0.5", "1e9", "1_000", "'5'"),
     "rate_per_gpu": ("0.5", "1_000", "'5'"),

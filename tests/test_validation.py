@@ -567,7 +567,7 @@ ROW = {"mean_ttft_ms": 20.0, "prompt_tokens": 512, "output_tokens": 64}
             ("token_budget=9",),
             "--assume: token_budget='9' does not bear on this run",
         ),
-        ({**ROW, "qps": 2}, ("handover=direct",), "--assume: handover='direct' is what the profile says; give another"),
+        ({**ROW, "qps": 2}, ("handover=direct",), "--assume: handover='direct' is what the profile says; give --"),
     ],
 )
 def test_what_cannot_be_settled(profile: Profile, row: dict[str, object], given: tuple[str, ...], words: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import math
 import subprocess
 import sys
 import time
@@ -445,3 +446,19 @@ def test_values_out_of_range_give_one_line(make: Callable[[], object], message: 
         make()
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_users_who_think_pause_for_exponential_times() -> None:
+    loop = ClosedLoop(3, Fixed(1, 1), num_requests=9, turnaround_s=0.5, think_time_s=4.0)
+    pauses = np.array(list(itertools.islice(loop.user_pauses_s(1, seed=7), 20_000)))
+    assert pauses.min() >= 0.5
+    # Mean and standard deviation of an exponential are equal; four standard errors.
+    assert abs(pauses.mean() - 4.5) < 4 * 4.0 / math.sqrt(20_000)
+    assert abs(pauses.std() - 4.0) < 4 * 4.0 * math.sqrt(2 / 20_000)
+    # What a user does depends on the seed and that user alone.
+    more = ClosedLoop(50, Fixed(1, 1), num_requests=99, turnaround_s=0.5, think_time_s=4.0)
+    assert list(itertools.islice(more.user_pauses_s(1, seed=7), 100)) == pauses[:100].tolist()
+    assert next(loop.user_pauses_s(2, seed=7)) != pauses[0]
+    assert list(itertools.islice(ClosedLoop(1, Fixed(1, 1), num_requests=1).user_pauses_s(0, seed=7), 3)) == [0, 0, 0]
+    with pytest.raises(InputError, match="think_time_s=-1"):
+        ClosedLoop(1, Fixed(1, 1), num_requests=1, think_time_s=-1)

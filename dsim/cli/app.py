@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from dsim.cli import lists, plot, profile, report, search, simulate, sweep, validate
+from dsim.cli import lists, plot, profile, report, search, simulate, size, sweep, validate
 from dsim.cli.config import Origins
 from dsim.cli.problems import describe
 from dsim.errors import DsimError, InfeasiblePlacementError, InternalError
@@ -38,6 +38,7 @@ def dsim(
 
 
 app.command("search")(search.search)
+app.command("size")(size.size)
 app.command("simulate")(simulate.simulate)
 app.command("sweep")(sweep.sweep)
 app.command("validate")(validate.validate)

@@ -105,6 +105,24 @@ ProfileFile = Annotated[
         "--profile", parser=file_path, metavar="FILE", help="A latency profile of your own instead of a shipped one."
     ),
 ]
+HandoverText = Annotated[
+    str | None,
+    typer.Option(
+        "--handover",
+        metavar="NAME|FILE|KEY=VALUE,...",
+        help="How KV gets to the decode side: distserve, vllm-nixl, sglang-mooncake, dynamo, a YAML file, or keys. "
+        "[default: the profile's]",
+    ),
+]
+KvLinkText = Annotated[
+    str | None,
+    typer.Option(
+        "--kv-link",
+        metavar="nvlink|nic|pcie|RATE",
+        help="What KV goes over, or what one link reaches, as 25GB/s. [default: the profile's; of a --handover by "
+        "name NVLink within a node, the NIC across nodes]",
+    ),
+]
 SloOption = typer.Option(
     "--slo", metavar="LIMITS", help="Latency targets in seconds: ttft=0.4,tpot=0.1 (or 400ms, e2e=...)."
 )

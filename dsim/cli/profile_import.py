@@ -51,10 +51,12 @@ def import_rows(
         for file in find_dynamo(path) if path.is_dir() else [path]:
             rows += read_dynamo(file, tp=tp, unit=unit)
     rows += read_vllm_latency([BenchRun.parse(text) for text in vllm_latency or ()], tp=tp)
-    runs = [BenchRun.parse(text) for text in vllm_throughput or ()]
+    runs = [BenchRun.parse(text, "--vllm-throughput") for text in vllm_throughput or ()]
     rows += read_vllm_throughput(runs, tp=tp, step_tokens=step_tokens)
     if not rows:
-        raise InputError("dsim profile import", "has nothing to import", hint="give --dynamo or --vllm-latency")
+        raise InputError(
+            "dsim profile import", "has nothing to import", hint="give --dynamo, --vllm-latency or --vllm-throughput"
+        )
     tools = [("Dynamo's profiler", dynamo), ("vllm bench latency", vllm_latency), ("vllm bench throughput", runs)]
     head: dict[str, object] = {"source": ", ".join(name for name, given in tools if given), "host_overhead": "included"}
     if dynamo:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 #: Options of `dsim search` that do not say what is asked.
 _NOT_THE_QUESTION = frozenset(
     {"jobs", "output_format", "output_dir", "overwrite", "config", "assignments", "dry_run", "quiet", "no_color"}
+    | {"objective", "rate", "price", "pareto"}
 )
 
 

@@ -7,14 +7,14 @@ import enum
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from dsim.cli.config import rerun_text
-from dsim.cli.inputs import described_profiles, display_name, evidence_lines, number_of, source_line, whole
+from dsim.cli.inputs import described_profiles, display_name, evidence_lines, number_of, rate_per_s, source_line, whole
 from dsim.cli.kv_blocks import kv_blocks as capacity
 from dsim.cli.kv_blocks import kv_line, kv_reasons, kv_sources, with_kv_blocks
 from dsim.cli.options import (
@@ -28,9 +28,11 @@ from dsim.cli.options import (
     Format,
     FormatOption,
     GpuName,
+    HandoverText,
     Jobs,
     KvBlocksText,
     KvDtypeOption,
+    KvLinkText,
     ModelName,
     NoColor,
     OutputDirectory,
@@ -44,6 +46,9 @@ from dsim.cli.options import (
     file_path,
     whole_number,
 )
+from dsim.cli.output import Table
+from dsim.cli.plans import not_enough, plan_parts
+from dsim.cli.prices import PriceOption, asked_prices, price_lines, price_list, usd, with_costs
 from dsim.errors import InputError, by_option
 from dsim.options import Evidence, ExpertSharing, KvDtype, Options, PrefillBatching, TokenLimit
 from dsim.pools import Placement, Policy, Role
@@ -53,9 +58,12 @@ from dsim.units import parse_share
 if TYPE_CHECKING:
     from dsim.profile import Profile
     from placement.curve import Curve
+    from placement.objective import Prices
+    from placement.pareto import Point
     from placement.result import SearchResult, Trial
     from placement.runner import Progress
     from placement.search import Question
+    from placement.size import Sizing
     from placement.space import Cluster
 
 #: Rates of the curves, as shares of the placement's goodput.
@@ -67,6 +75,14 @@ class AffinityChoice(enum.Enum):
 
     HIGH = "high"
     LOW = "low"
+
+
+class ObjectiveChoice(enum.Enum):
+    """As `placement.objective.Objective`, which takes long to import."""
+
+    GOODPUT_PER_GPU = "goodput_per_gpu"
+    GOODPUT_PER_DOLLAR = "goodput_per_dollar"
+    MIN_GPUS = "min_gpus"
 
 
 class ModeChoice(enum.Enum):
@@ -131,6 +147,8 @@ def search(
     ] = None,
     prefill_batching: PrefillBatchingOption = PrefillBatching.ENGINE,
     kv_blocks: KvBlocksText = None,
+    handover: HandoverText = None,
+    kv_link: KvLinkText = None,
     requests: Annotated[
         int | None,
         typer.Option(
@@ -144,6 +162,17 @@ def search(
     top: Annotated[
         int, typer.Option("--top", parser=whole_number, metavar="N", help="Placements reported with an interval.")
     ] = 3,
+    objective: Annotated[
+        ObjectiveChoice,
+        typer.Option("--objective", help="What the best placement is the best in; min_gpus: for the rate of --rate."),
+    ] = ObjectiveChoice.GOODPUT_PER_GPU,
+    rate: Annotated[
+        str | None, typer.Option("--rate", metavar="RATE", help="With --objective min_gpus: 40 (per second) or 90/min.")
+    ] = None,
+    price: PriceOption = None,
+    pareto: Annotated[
+        bool, typer.Option("--pareto", help="Also simulate what lower TTFT and TPOT cost: the front of all three.")
+    ] = False,
     precision: Annotated[
         str,
         typer.Option(
@@ -191,13 +220,18 @@ def search(
         policy=policy,
         prefill_batching=prefill_batching,
         kv_blocks=kv_blocks,
+        handover=handover,
+        kv_link=kv_link,
         requests=requests,
         top=top,
         precision=precision,
         extrapolate=extrapolate,
         seed=seed,
     )
+    sought, question = _sought(question, objective, rate=rate, price=price, pareto=pareto)
     names = ["result.json", "trials.csv", "attainment.csv", "attainment.png", "config.yaml"]
+    if pareto:
+        names.append("pareto.csv")
     if output_dir is not None:
         from dsim.cli.output import OutputFolder
 
@@ -207,8 +241,8 @@ def search(
         _print_plan(asked, question, output_format=output_format, files=names if output_dir is not None else [])
         return 0
     with progress_bar(quiet=quiet, no_color=no_color) as progress:
-        result, curves = _found(question, jobs=workers, progress=progress, draw=output_dir is not None)
-    answer = _with_kv({**result.to_dict(), **_described(asked, question)}, question)
+        result, curves, more = _found(question, sought, jobs=workers, progress=progress, draw=output_dir is not None)
+    answer = _with_kv(_with_prices({**result.to_dict(), **described(asked, question)}, result, sought, more), question)
     if output_dir is not None:
         from dsim.cli.output import to_csv, to_json
 
@@ -217,20 +251,24 @@ def search(
             "trials.csv": to_csv(answer["trials"]),
             "config.yaml": rerun_text(context),
         }
+        if pareto:
+            files["pareto.csv"] = to_csv(answer["pareto"])
         if curves:
             from experiments.plots import attainment_png
 
             files["attainment.csv"] = to_csv(_curve_rows(curves))
             files["attainment.png"] = attainment_png(curves, target=question.attainment, title=_title(asked, question))
         folder.write(files)
-    _print(asked, question, result, answer, output_format=output_format, no_color=no_color)
+    _print(asked, question, result, answer, sought, more, output_format=output_format, no_color=no_color)
     if output_dir is not None:
         from dsim.cli.output import note
 
         note(f"wrote {', '.join(sorted(files))} to {output_dir}", quiet=quiet)
-    if result.is_feasible:
+    if result.is_feasible and (more.sizing is None or more.sizing.fits):
         return 0
-    typer.echo(f"error: {_nothing_found(question, result)}", err=True)
+    short = more.sizing is not None and more.sizing.plan is not None
+    why = not_enough("--rate", more.sizing, question) if short and more.sizing else nothing_found(question, result)
+    typer.echo(f"error: {why}", err=True)
     return 3
 
 
@@ -257,6 +295,8 @@ def resolved(
     policy: list[Policy] | None,
     prefill_batching: PrefillBatching,
     kv_blocks: str | None = None,
+    handover: str | None = None,
+    kv_link: str | None = None,
     requests: int | None,
     top: int,
     precision: str,
@@ -269,24 +309,33 @@ def resolved(
         InputError: a value cannot be used.
     """
     from profiles.choice import Variant, choose_colocated, choose_profile
+    from profiles.handover import asked_handover
 
     whole("--seed", seed, at_least=0, at_most=2**32 - 1)
     parse_slo(slo)
     variant = Variant(experts, kv_dtype)
     used = choose_profile(model=model, gpu=gpu, engine=engine, file=profile, evidence=evidence, variant=variant)
     colocated = choose_colocated(used, engine=colocated_engine, file=colocated_profile, variant=variant)
+    cluster = _cluster(used, gpus=gpus, nodes=nodes, gpus_per_node=gpus_per_node, affinity=affinity)
+    crosses = cluster.num_gpus > max(cluster.gpus_per_node, used.gpu.scale_up_domain_gpus)
+    handing = asked_handover(used, handover, kv_link, crosses_nodes=crosses)
+    if colocated is used:
+        # Nothing else is about colocated placements: they stay what they are, under one name.
+        colocated = handing
+    used = handing
     asked = Asked(
         model=model,
         workload="sharegpt" if workload is None else workload,
         arrivals="poisson" if arrivals is None else arrivals,
         used=used,
         colocated=colocated,
+        handover_asked=(handover or kv_link) is not None,
     )
     try:
         question = _question(
             asked,
             slo=slo,
-            cluster=_cluster(used, gpus=gpus, nodes=nodes, gpus_per_node=gpus_per_node, affinity=affinity),
+            cluster=cluster,
             attainment=parse_share(attainment, "--attainment"),
             precision=parse_share(precision, "--precision"),
             affinity=affinity,
@@ -313,6 +362,7 @@ class Asked:
     arrivals: str
     used: Profile
     colocated: Profile
+    handover_asked: bool = False
 
 
 def cores() -> int:
@@ -382,22 +432,93 @@ def _question(
     )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sought:
+    """What the best placement is the best in, and what GPUs cost."""
+
+    objective: ObjectiveChoice
+    rate_per_s: float | None
+    prices: Prices
+    pareto: bool
+    priced: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class More:
+    """What was found beside the search's own answer."""
+
+    sizing: Sizing | None
+    points: tuple[Point, ...] | None
+
+
+def _sought(
+    question: Question, objective: ObjectiveChoice, *, rate: str | None, price: list[str] | None, pareto: bool
+) -> tuple[Sought, Question]:
+    """Return what is sought, and the question with the prices where they rank.
+
+    Raises:
+        InputError: options that do not go together, or a price that is needed and unknown.
+    """
+    from placement.objective import check_prices
+
+    prices = asked_prices(price, question.profiles, question.roles)
+    asks_rate = objective is ObjectiveChoice.MIN_GPUS
+    if asks_rate and rate is None:
+        raise InputError("--rate", "is needed with --objective min_gpus", hint="as in --rate 40 (requests per second)")
+    if rate is not None and not asks_rate:
+        hint = "add --objective min_gpus, or ask dsim size"
+        raise InputError("--rate", "belongs to --objective min_gpus", value=rate, hint=hint)
+    for option, used in (("--objective", asks_rate), ("--pareto", pareto)):
+        if used and question.num_requests is not None:
+            hint = "leave --requests out"
+            raise InputError(option, "does not go with --requests: what a finite run serves does not last", hint=hint)
+    if objective is ObjectiveChoice.GOODPUT_PER_DOLLAR or pareto:
+        check_prices(prices, "--pareto" if pareto else "--objective")
+    if objective is ObjectiveChoice.GOODPUT_PER_DOLLAR:
+        question = replace(question, prices=prices)
+    sought = Sought(
+        objective=objective,
+        rate_per_s=None if rate is None else rate_per_s(rate),
+        prices=prices,
+        pareto=pareto,
+        priced=price is not None or pareto or objective is not ObjectiveChoice.GOODPUT_PER_GPU,
+    )
+    return sought, question
+
+
 def _found(
-    question: Question, *, jobs: int, progress: Progress | None, draw: bool
-) -> tuple[SearchResult, tuple[Curve, ...]]:
-    """Return the answer, and the curves of the best placements if they are to be drawn."""
+    question: Question, sought: Sought, *, jobs: int, progress: Progress | None, draw: bool
+) -> tuple[SearchResult, tuple[Curve, ...], More]:
+    """Return the answer, the curves of the best placements if they are to be drawn, and what else is sought."""
     from placement.runner import local_processes
     from placement.search import search as run
 
     with local_processes(jobs) as executor:
-        result = run(question, executor=executor, progress=progress)
+        sizing, points = None, None
+        if sought.rate_per_s is not None:
+            from placement.size import Rate, size
+
+            sizing = size(
+                question,
+                Rate(sought.rate_per_s),
+                prices=sought.prices,
+                available_gpus=question.cluster.num_gpus,
+                executor=executor,
+                progress=progress,
+            )
+        result = sizing.searched if sizing is not None else run(question, executor=executor, progress=progress)
+        if sought.pareto:
+            from placement.pareto import pareto
+
+            points = pareto(question, result, prices=sought.prices, executor=executor)
+        more = More(sizing=sizing, points=points)
         best = [trial for trial in (result.best.disaggregated, result.best.colocated) if trial is not None]
         if not draw or not best:
-            return result, ()
+            return result, (), more
         from placement.curve import attainment_curves
 
         curves = attainment_curves(question, best, shares=_CURVE_SHARES, executor=executor, progress=progress)
-        return result, curves
+        return result, curves, more
 
 
 @contextlib.contextmanager
@@ -427,11 +548,99 @@ def progress_bar(*, quiet: bool, no_color: bool) -> Iterator[Progress | None]:
         yield hear
 
 
+def _with_prices(answer: dict[str, Any], result: SearchResult, sought: Sought, more: More) -> dict[str, Any]:
+    """Return the answer with what GPUs cost, and the best by the objective."""
+    from placement.objective import ranked
+
+    prices = sought.prices
+    answer["trials"] = [with_costs(r, t, prices) for r, t in zip(answer["trials"], result.trials, strict=True)]
+    named = {"disaggregated": result.best.disaggregated, "colocated": result.best.colocated}
+    for kind, trial in named.items():
+        if trial is not None:
+            answer["best"][kind] = with_costs(answer["best"][kind], trial, prices)
+    if result.most_total is not None:
+        answer["most_total"] = with_costs(answer["most_total"], result.most_total, prices)
+    by_cost = sought.objective is ObjectiveChoice.GOODPUT_PER_DOLLAR
+    best = next(iter(ranked(result, prices if by_cost else None)), None)
+    if sought.rate_per_s is not None:
+        best = None
+    plan = None if more.sizing is None or more.sizing.plan is None else more.sizing.plan
+    return {
+        **answer,
+        "objective": sought.objective.value,
+        "best_by_objective": None if best is None else with_costs(best.to_dict(), best, prices),
+        "prices": [price.to_dict() for price in price_list(prices)],
+        "plan": None if plan is None else plan.to_dict(),
+        "fits": None if more.sizing is None else more.sizing.fits,
+        "pareto": None if more.points is None else [point.to_dict() for point in more.points],
+    }
+
+
+def _cost_parts(question: Question, result: SearchResult, sought: Sought, more: More) -> list[Table | str]:
+    """Return the best by the objective, and what it costs."""
+    if not sought.priced or not result.is_feasible:
+        return []
+    from placement.objective import cost_usd_per_h, is_one_price, ranked, requests_per_usd, tied
+
+    parts: list[Table | str] = []
+    lines: list[str] = []
+    if more.sizing is not None and more.sizing.plan is not None:
+        parts += plan_parts(more.sizing.plan, question, sought.prices)
+    elif sought.objective is not ObjectiveChoice.MIN_GPUS:
+        by_cost = sought.objective is ObjectiveChoice.GOODPUT_PER_DOLLAR
+        prices = sought.prices if by_cost else None
+        trials = ranked(result, prices)
+        if by_cost:
+            lines.append(f"best per dollar: {trials[0].placement.label}")
+            also = tied(trials, prices, confidence=question.confidence)
+            if also:
+                lines.append(f"not significantly worse per dollar: {', '.join(t.placement.label for t in also)}")
+            if is_one_price(sought.prices):
+                lines.append("all GPUs have one price: goodput per dollar ranks placements as goodput per GPU does")
+        for trial in trials:
+            bought = requests_per_usd(trial, sought.prices)
+            line = f"{trial.placement.label}: {usd(cost_usd_per_h(trial.placement, sought.prices))} USD/h"
+            if bought is not None:
+                line += f", {bought.best:,.0f} ({bought.low:,.0f} - {bought.high:,.0f}) requests/USD at its goodput"
+            lines.append(line)
+        lines += price_lines(sought.prices)
+        parts.append("\n".join(lines))
+    if more.points is not None:
+        parts += _pareto_parts(question, more.points)
+    return parts
+
+
+def _pareto_parts(question: Question, points: Sequence[Point]) -> list[Table | str]:
+    from dsim.cli.tables import milliseconds, percent
+
+    share = f"P{100 * question.attainment:g}"
+    best = [point for point in points if point.is_best]
+    table = Table(
+        ["<placement", "GPUs", "requests/s per GPU", f"TTFT {share} ms", f"TPOT {share} ms",
+         "USD per million output tokens", "within limits"]
+    )  # fmt: skip
+    for point in best:
+        table.rows.append(
+            [
+                point.placement.label,
+                str(point.placement.num_gpus),
+                f"{point.rate_per_gpu_per_s:.3f}",
+                milliseconds(point.ttft_s.best),
+                milliseconds(point.tpot_s.best),
+                usd(point.usd_per_million_output_tokens),
+                percent(point.attainment),
+            ]
+        )
+    title = f"of {len(points)} simulated points, those that no other beats in TTFT, TPOT and cost at once, by cost"
+    return [title, table]
+
+
 def _with_kv(answer: dict[str, Any], question: Question) -> dict[str, Any]:
     """Return the answer with the KV capacity of every trial."""
     profiles = question.used_profiles
     best = answer["best"]
-    for trial in (*answer["trials"], best["disaggregated"], best["colocated"], answer["most_total"]):
+    named = (best["disaggregated"], best["colocated"], answer["most_total"], answer["best_by_objective"])
+    for trial in (*answer["trials"], *named):
         if trial is not None:
             placement = Placement.parse(trial["placement"])
             trial["kv_blocks"] = capacity(profiles, placement)
@@ -461,7 +670,7 @@ def _curve_rows(curves: Sequence[Curve]) -> list[dict[str, object]]:
     ]
 
 
-def _described(asked: Asked, question: Question) -> dict[str, Any]:
+def described(asked: Asked, question: Question) -> dict[str, Any]:
     """Return what the answer depends on, beside the question itself."""
     slo = question.slo
     return {
@@ -479,7 +688,8 @@ def _described(asked: Asked, question: Question) -> dict[str, Any]:
     }
 
 
-def _introduction(asked: Asked, question: Question) -> list[str]:
+def introduction(asked: Asked, question: Question) -> list[str]:
+    """Return the lines that say what was asked and with which numbers."""
     from dsim.cli.tables import percent
 
     model = asked.used.model
@@ -492,6 +702,10 @@ def _introduction(asked: Asked, question: Question) -> list[str]:
     lines += dict.fromkeys(
         line for role in roles if role in question.roles for line in evidence_lines(question.profiles[role])
     )
+    if asked.handover_asked and Role.DECODE in question.roles:
+        from profiles.handover import handover_line
+
+        lines.append(handover_line(question.profiles[Role.DECODE]))
     cluster = question.cluster
     nodes = f"{number_of(cluster.num_nodes, 'node')} of {cluster.gpus_per_node}"
     lines.append(
@@ -510,13 +724,13 @@ def _print_plan(asked: Asked, question: Question, *, output_format: Format, file
     from placement.search import candidates
 
     count = len(candidates(question))
-    plan = {**_described(asked, question), "candidates": count, "files": files}
+    plan = {**described(asked, question), "candidates": count, "files": files}
     if output_format is Format.JSON:
         emit(to_json(plan))
     elif output_format is Format.CSV:
         emit(to_csv([plan]))
     else:
-        lines = [*_introduction(asked, question), f"would compare {count} placements"]
+        lines = [*introduction(asked, question), f"would compare {count} placements"]
         emit("\n".join([*lines, *([f"would write {', '.join(files)}"] if files else [])]) + "\n")
 
 
@@ -525,6 +739,8 @@ def _print(
     question: Question,
     result: SearchResult,
     answer: dict[str, Any],
+    sought: Sought,
+    more: More,
     *,
     output_format: Format,
     no_color: bool,
@@ -538,7 +754,7 @@ def _print(
     else:
         from dsim.cli.tables import search_parts
 
-        heading = "\n".join(_introduction(asked, question))
+        heading = "\n".join(introduction(asked, question))
         decode = question.profiles.get(Role.DECODE)
         parts = search_parts(
             result,
@@ -549,10 +765,12 @@ def _print(
         kv = _kv_lines(question, result)
         if kv:
             parts.insert(-1, "\n".join(kv))
+        for part in _cost_parts(question, result, sought, more):
+            parts.insert(-1, part)
         show(heading, *parts, color=use_color(no_color=no_color))
 
 
-def _nothing_found(question: Question, result: SearchResult) -> str:
+def nothing_found(question: Question, result: SearchResult) -> str:
     """Return why no placement will do, and what to change."""
     cannot = [trial for trial in result.trials if trial.state.value == "INFEASIBLE"]
     others = [trial for trial in result.trials if trial.state.value != "INFEASIBLE"]

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dsim.cli.config import rerun_text
+from dsim.cli.handover import with_asked_handover
 from dsim.cli.inputs import described_profiles, introduction, number_of, rate_per_s, seconds, whole
 from dsim.cli.kv_blocks import kv_sources, with_kv_blocks
 from dsim.cli.options import (
@@ -23,8 +24,10 @@ from dsim.cli.options import (
     Format,
     FormatOption,
     GpuName,
+    HandoverText,
     KvBlocksText,
     KvDtypeOption,
+    KvLinkText,
     ModelName,
     NoColor,
     OutputDirectory,
@@ -138,6 +141,8 @@ def simulate(
     ] = Routing.LEAST_LOADED,
     prefill_batching: PrefillBatchingOption = PrefillBatching.ENGINE,
     kv_blocks: KvBlocksText = None,
+    handover: HandoverText = None,
+    kv_link: KvLinkText = None,
     extrapolate: Annotated[
         bool, typer.Option("--extrapolate", help="Go beyond the profile's valid range; the result says so.")
     ] = False,
@@ -166,6 +171,7 @@ def simulate(
     )
     limits = None if slo is None else parse_slo(slo)
     placed = _placement(placement, policy=policy, token_budget=token_budget)
+    used = with_asked_handover(used, placed, handover, kv_link)
     profiles = with_kv_blocks(dict.fromkeys(Role, used), kv_blocks)
     _check_placement(placement, placed, profiles)
     traffic = _traffic(
@@ -202,7 +208,16 @@ def simulate(
 
         folder = OutputFolder(output_dir, overwrite=overwrite)
         folder.check(names)
-    asked = _Run(used, profiles, placed, traffic, limits, model=model, extrapolate=extrapolate)
+    asked = _Run(
+        used,
+        profiles,
+        placed,
+        traffic,
+        limits,
+        model=model,
+        extrapolate=extrapolate,
+        handover_asked=(handover or kv_link) is not None,
+    )
     if dry_run:
         _print_plan(asked, output_format=output_format, files=names if output_dir is not None else [])
         return 0
@@ -265,6 +280,14 @@ class _Run:
     slo: Slo | None
     model: str | None
     extrapolate: bool
+    handover_asked: bool
+
+    def heading(self) -> list[str]:
+        """Return the lines that say what was simulated on what."""
+        from profiles.handover import handover_line
+
+        lines = introduction(self.profile, asked=self.model)
+        return [*lines, handover_line(self.profile)] if self.handover_asked else lines
 
 
 def _placement(text: str, *, policy: Policy | None, token_budget: int | None) -> Placement:
@@ -480,7 +503,7 @@ def _print_plan(asked: _Run, *, output_format: Format, files: list[str]) -> None
     elif output_format is Format.CSV:
         emit(to_csv([plan]))
     else:
-        lines = [*introduction(asked.profile, asked=asked.model), f"would simulate {_what(asked)}"]
+        lines = [*asked.heading(), f"would simulate {_what(asked)}"]
         emit("\n".join([*lines, *([f"would write {', '.join(files)}"] if files else [])]) + "\n")
 
 
@@ -499,7 +522,7 @@ def _print(asked: _Run, result: Result, summary: dict[str, Any], *, output_forma
         from dsim.cli.tables import run_parts
         from dsim.profile import range_remarks
 
-        lines = [*introduction(asked.profile, asked=asked.model), f"{_what(asked)}, seed {summary['seed']}"]
+        lines = [*asked.heading(), f"{_what(asked)}, seed {summary['seed']}"]
         if asked.extrapolate:
             lines.append("extrapolated: steps may lie outside the range that the profile was measured on")
         lines += range_remarks(result.profiles, [result.placement])

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dsim.cli.config import rerun_text
+from dsim.cli.handover import with_asked_handover
 from dsim.cli.inputs import introduction, number_of, whole
 from dsim.cli.kv_blocks import with_kv_blocks
 from dsim.cli.options import (
@@ -23,8 +24,10 @@ from dsim.cli.options import (
     Format,
     FormatOption,
     GpuName,
+    HandoverText,
     KvBlocksText,
     KvDtypeOption,
+    KvLinkText,
     ModelName,
     NoColor,
     OutputDirectory,
@@ -120,6 +123,8 @@ def validate(
         int | None, typer.Option("--max-seqs", parser=whole_number, metavar="N", help="Most requests of one step.")
     ] = None,
     kv_blocks: KvBlocksText = None,
+    handover: HandoverText = None,
+    kv_link: KvLinkText = None,
     assume: Annotated[
         list[str] | None,
         typer.Option(
@@ -167,11 +172,18 @@ def validate(
     )
     limits = None if slo is None else parse_slo(slo)
     placed = Placement.parse(placement)
+    used = with_asked_handover(used, placed, handover, kv_link)
     profiles = with_kv_blocks(dict.fromkeys(Role, used), kv_blocks)
     _check_placement(placement, placed, profiles)
-    options_given = {"policy": policy, "token_budget": token_budget, "max_seqs": max_seqs}
-    # The profiles have them already.
-    given = _given(assume, {**options_given, "kv_blocks": None if kv_blocks is None else "100%"})
+    # The profiles have the last two already.
+    options_given = {
+        "policy": policy,
+        "token_budget": token_budget,
+        "max_seqs": max_seqs,
+        "kv_blocks": None if kv_blocks is None else "100%",
+        "handover": handover or kv_link,
+    }
+    given = _given(assume, options_given)
     measured = _measured(
         file,
         kind=kind,

@@ -121,6 +121,8 @@ class ClosedLoop:
         num_requests: sent in all, >= users; then the users stop.
         stagger_s: user u starts at u times this.
         turnaround_s: the client's time between a last token and that user's next request.
+        think_time_s: mean of the time that the user takes besides, exponentially distributed: people who think. Without
+            it users who were once answered together ask together again, and bunch more and more.
     """
 
     users: int
@@ -128,6 +130,7 @@ class ClosedLoop:
     num_requests: int
     stagger_s: float = 0.0
     turnaround_s: float = 0.0
+    think_time_s: float = 0.0
 
     def __post_init__(self) -> None:
         if not 1 <= self.users <= 1_000_000:
@@ -140,7 +143,7 @@ class ClosedLoop:
                 value=self.num_requests,
                 hint="each user sends at least one request",
             )
-        for name in ("stagger_s", "turnaround_s"):
+        for name in ("stagger_s", "turnaround_s", "think_time_s"):
             value = getattr(self, name)
             if not (math.isfinite(value) and value >= 0):
                 raise InputError("closed loop", "must be finite and >= 0", name=name, value=value)
@@ -163,9 +166,24 @@ class ClosedLoop:
         first = self._user_chunk(rng, context_tokens)
         return self._user_lengths(first, rng, context_tokens=context_tokens)
 
+    def user_pauses_s(self, user: int, *, seed: int) -> Iterator[float]:
+        """Yield the seconds between a user's last token and next request, endlessly.
+
+        Thinking comes from the seed's stream `thinking` with the user's index.
+        """
+        self._check_user(user)
+        if not self.think_time_s:
+            return itertools.repeat(self.turnaround_s)
+        return self._user_pauses_s(stream(seed, "thinking", user))
+
     def mean_tokens(self, *, context_tokens: int) -> MeanTokens:
         """Return the mean lengths of a request."""
         return self.lengths.mean_tokens(context_tokens=context_tokens)
+
+    def _user_pauses_s(self, rng: np.random.Generator) -> Iterator[float]:
+        while True:
+            pauses = self.turnaround_s + self.think_time_s * rng.standard_exponential(_USER_CHUNK)
+            yield from pauses.tolist()
 
     def _user_lengths(
         self, tokens: Tokens, rng: np.random.Generator, *, context_tokens: int

@@ -11,6 +11,7 @@ import numpy as np
 from experiments.plots.data import (
     Floats,
     different_texts,
+    is_missing,
     key_of,
     keys_of,
     of_series,
@@ -197,7 +198,7 @@ def breakdown_figure(spec: PlotSpec, summary: pd.DataFrame) -> Figure:
     names = _row_names(spec, frame)
     _once_each(spec, names)
     parts, unit = parts_of(spec, frame), quantity(spec.y[0]).unit
-    whole, decodes = whole_of(spec, frame, parts), parts[-1].label == _DECODE
+    whole, decodes = whole_of(spec, frame, parts), len(parts) > 1 and parts[-1].label == _DECODE
     before = joined(parts[:-1]) if decodes else whole
     amounts = _amounts(whole, unit)
     if spec.share:
@@ -265,8 +266,9 @@ def _row_names(spec: PlotSpec, frame: pd.DataFrame) -> list[str]:
     shown = quantity(spec.x)
     names = texts_of(frame, spec.x, spec=spec)
     if shown.unit:
-        values = [float(value) * shown.factor for value in frame[spec.x]]
-        names = [f"{text} {shown.unit}" for text in different_texts(values)]
+        values = [None if is_missing(value) else float(value) * shown.factor for value in frame[spec.x]]
+        texts = zip(values, different_texts(values), strict=True)
+        names = [text if value is None else f"{text} {shown.unit}" for value, text in texts]
     every = series_of(spec, frame) if spec.series != spec.x else []
     label = {row: series.label for series in every for row in series.frame.index if series.label}
     return [f"{label[row]}, {name}" if row in label else name for row, name in zip(frame.index, names, strict=True)]

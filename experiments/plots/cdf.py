@@ -9,6 +9,7 @@ import numpy as np
 
 from experiments.plots.data import Floats, Series, Values, of_series, problem, published_of, rows_of, series_of
 from experiments.plots.labels import quantity
+from experiments.plots.lines import log_ends
 from experiments.plots.spec import PlotSpec
 from experiments.plots.style import (
     LINES,
@@ -63,7 +64,11 @@ def cdf_figure(
         for series in every:
             handles += _published(axes, series, column, of_series(spec, points, series))
         axes.set_xlabel(quantity(column).axis if several > 1 else spec.xlabel or quantity(column).axis)
-        axes.set_xlim(0, _end(axes))
+        if spec.log_x and (ends := _log_ends(axes)):
+            axes.set_xscale("log")
+            axes.set_xlim(ends)
+        else:
+            axes.set_xlim(0, _end(axes))
         plain_ticks(axes, y=False)
         axes.set_ylim(-2, 102)
     if not handles:
@@ -83,6 +88,13 @@ def _end(axes: Axes) -> float | None:
         return None
     end = min(max(x for x, _ in last), _TAIL * max(x for _, x in last))
     return float(_BESIDE * end) if end > 0 else None
+
+
+def _log_ends(axes: Axes) -> tuple[float, float] | None:
+    """Return the ends of a logarithmic axis: the first hundredth does not stretch it. None where no time is above 0."""
+    lines = [np.asarray(line.get_xdata(), dtype=np.float64) for line in axes.get_lines()]
+    shown = [x[1:] if len(x) == _QUANTILES and x[0] < x[1] / _TAIL else x for x in lines]
+    return log_ends([Values(x, x, x, has_interval=False) for x in shown])
 
 
 def quantiles(spec: PlotSpec, series: Series, column: str) -> Values | None:

@@ -23,6 +23,7 @@ TEXTS: Final = frozenset({"placement", "policy", "limiting_role", "model", "gpu"
 LISTS: Final = "quantiles."
 
 _APART: Final = "tell them apart with `series`, or choose one with `where`"
+_APART_IN_CELLS: Final = "make what they differ in x or y, or choose one with `where`"
 #: What a kind calls the place that one row has to itself.
 _PLACES: Final[Mapping[Kind, str]] = {
     Kind.GOODPUT_BARS: "bar",
@@ -184,14 +185,17 @@ def _check_places(section: Section, spec: PlotSpec, rows: Sequence[Expected]) ->
             if where in seen:
                 said = ", ".join(f"{name}={row.values.get(name)}" for name in names)
                 rule = f"has several rows for one {_PLACES.get(spec.kind, 'point')}{f': {said}' if said else ''}"
-                raise section.field.error_of_key(rule, _APART)
+                raise section.field.error_of_key(rule, _APART_IN_CELLS if spec.kind is Kind.HEATMAP else _APART)
             seen.add(where)
 
 
 def _stands(spec: PlotSpec, row: Expected, names: Sequence[str]) -> bool:
-    """Return whether it is known where a row stands; rows without an x are left out where x is an axis."""
-    has_x = spec.x is None or spec.kind not in _BY_NUMBER or row.values.get(spec.x) is not None
-    return has_x and all(name in row.values or not _has(row, name) for name in names)
+    """Return whether it is known where a row stands; rows without a place along an axis are left out."""
+    along = [] if spec.x is None or spec.kind not in _BY_NUMBER else [spec.x]
+    along += spec.y[:1] if spec.kind is Kind.HEATMAP else ()
+    return all(row.values.get(name) is not None for name in along) and all(
+        name in row.values or not _has(row, name) for name in names
+    )
 
 
 def _place(spec: PlotSpec) -> tuple[str, ...]:

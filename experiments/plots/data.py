@@ -114,15 +114,24 @@ def values_of(frame: pd.DataFrame, column: str, *, spec: PlotSpec) -> Values:
     return Values(best, low, high, known)
 
 
-def texts_of(frame: pd.DataFrame, column: str, *, spec: PlotSpec) -> list[str]:
-    """Return a column as texts: numbers with as many digits as tell them apart.
+def column_of(frame: pd.DataFrame, column: str, *, spec: PlotSpec) -> list[object]:
+    """Return a column's values as they are.
 
     Raises:
         InputError: there is no such column.
     """
     if column not in frame.columns:
         raise problem(spec, "is no column of the rows", value=column, hint="name one that the rows have")
-    return different_texts(frame[column].to_list())
+    return frame[column].to_list()
+
+
+def texts_of(frame: pd.DataFrame, column: str, *, spec: PlotSpec) -> list[str]:
+    """Return a column as texts: numbers with as many digits as tell them apart.
+
+    Raises:
+        InputError: there is no such column.
+    """
+    return different_texts(column_of(frame, column, spec=spec))
 
 
 def different_texts(values: Sequence[object]) -> list[str]:
@@ -145,9 +154,7 @@ def keys_of(frame: pd.DataFrame, column: str, *, spec: PlotSpec) -> list[str]:
     Raises:
         InputError: there is no such column.
     """
-    if column not in frame.columns:
-        raise problem(spec, "is no column of the rows", value=column, hint="name one that the rows have")
-    return [key_of(value) for value in frame[column]]
+    return [key_of(value) for value in column_of(frame, column, spec=spec)]
 
 
 def key_of(value: object) -> str:
@@ -163,7 +170,13 @@ def key_of(value: object) -> str:
 
 
 def text_of(value: object, *, digits: int = 6) -> str:
-    """Return a value as people write it, a number that is not whole by type with at most so many digits."""
+    """Return a value as people write it, a number that is not whole by type with at most so many digits.
+
+    >>> text_of(0.25), text_of(3), text_of(None)
+    ('0.25', '3', 'none')
+    """
+    if is_missing(value):
+        return "none"
     if isinstance(value, float | np.floating):
         return f"{float(value):.{digits}g}"
     return str(value)
@@ -209,7 +222,7 @@ def _located(spec: PlotSpec, published: pd.DataFrame, frame: pd.DataFrame, shown
     factors = [name for name in published.columns if name in frame.columns and name not in {*spec.y, spec.value}]
     found = []
     for _, point in published.iterrows():
-        known = {name: point[name] for name in factors if not _missing(point[name])}
+        known = {name: point[name] for name in factors if not is_missing(point[name])}
         rows = frame[matches(frame, known)]
         found.append({name: rows[name].iloc[0] if len(rows) else None for name in missing})
     for name in missing:
@@ -225,8 +238,9 @@ def matches(frame: pd.DataFrame, where: Mapping[str, Scalar], *, lenient: bool =
     """
     kept = np.ones(len(frame), dtype=bool)
     for name, wanted in where.items():
-        column = frame[name].to_list()
-        kept &= np.array([same(value, wanted) or (lenient and _missing(value)) for value in column], dtype=bool)
+        # What no row got is no column.
+        column = frame[name].to_list() if name in frame.columns else [None] * len(frame)
+        kept &= np.array([same(value, wanted) or (lenient and is_missing(value)) for value in column], dtype=bool)
     return kept
 
 
@@ -281,6 +295,8 @@ def problem(spec: PlotSpec, rule: str, *, value: object = None, hint: str | None
 
 def same(value: object, wanted: Scalar) -> bool:
     """Return whether a value of a row is the one that `where` asks for."""
+    if is_missing(value) or is_missing(wanted):
+        return is_missing(value) and is_missing(wanted)
     if isinstance(value, bool | np.bool_) or isinstance(wanted, bool):
         return bool(value == wanted)
     if isinstance(value, int | float | np.number) and isinstance(wanted, int | float):
@@ -288,5 +304,6 @@ def same(value: object, wanted: Scalar) -> bool:
     return text_of(value) == text_of(wanted)
 
 
-def _missing(value: object) -> bool:
+def is_missing(value: object) -> bool:
+    """Return whether a row has no value there: None, of which pandas makes NaN."""
     return value is None or (isinstance(value, float) and value != value)

@@ -9,7 +9,18 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from experiments.plots.data import Floats, different_texts, problem, published_of, rows_of, text_of, texts_of, values_of
+from experiments.plots.data import (
+    Floats,
+    column_of,
+    different_texts,
+    is_missing,
+    problem,
+    published_of,
+    rows_of,
+    text_of,
+    texts_of,
+    values_of,
+)
 from experiments.plots.labels import quantity
 from experiments.plots.spec import PlotSpec
 from experiments.plots.style import Legended, digits, finish, new_figure
@@ -31,7 +42,7 @@ def heatmap_figure(spec: PlotSpec, summary: pd.DataFrame, published: pd.DataFram
     """
     from matplotlib import colormaps
 
-    frame = rows_of(spec, summary)
+    frame = _with_place(spec, rows_of(spec, summary))
     points = published_of(spec, published, frame, shown=(spec.x, spec.y[0]))
     assert spec.x is not None
     assert spec.value is not None
@@ -94,6 +105,20 @@ def _text(cells: _Cells, theirs: _Cells | None, place: tuple[int, ...], letter: 
     if theirs is not None and not np.isnan(theirs.best[place]):
         lines.append(f"({digits(theirs.best[place])})")
     return "\n".join(filter(None, lines))
+
+
+def _with_place(spec: PlotSpec, frame: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows that have a place: an x and a y.
+
+    Raises:
+        InputError: there are none.
+    """
+    assert spec.x is not None
+    places = zip(*(column_of(frame, name, spec=spec) for name in (spec.x, spec.y[0])), strict=True)
+    kept = frame[[not any(map(is_missing, place)) for place in places]]
+    if not len(kept):
+        raise problem(spec, f"has no rows with both {spec.x} and {spec.y[0]}", hint="relax `where`, or name others")
+    return kept
 
 
 def _order(frame: pd.DataFrame, column: str) -> list[object]:

@@ -9,10 +9,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from dsim.errors import InputError
 from experiments.plots.data import (
     Floats,
     Series,
     Values,
+    column_of,
+    is_missing,
     of_series,
     problem,
     published_of,
@@ -131,12 +134,16 @@ def _ratio_axis(spec: PlotSpec, frame: pd.DataFrame) -> _Axis:
     """Return the ratios, from decode-heavy to prefill-heavy, evenly spaced."""
     assert spec.x is not None
     pairs = {}
-    for text in texts_of(frame, spec.x, spec=spec):
+    for value, text in zip(column_of(frame, spec.x, spec=spec), texts_of(frame, spec.x, spec=spec), strict=True):
+        if is_missing(value):  # of a search that found none
+            continue
         try:
             pairs[text] = ratio_of(text)
-        except ValueError:
-            hint = "show placements such as 2xP:tp1pp1 + 3xD:tp1pp1; leave colocated ones out with `where`"
+        except (InputError, ValueError):
+            hint = "show placements such as 2xP:tp1pp1 + 3xD:tp1pp1; leave others out with `where`"
             raise problem(spec, "has no prefill : decode ratio", value=text, hint=hint) from None
+    if not pairs:
+        raise problem(spec, "has no placement, whose ratio is shown", hint="none of the rows shown has one")
     order = sorted(set(pairs.values()), key=lambda pair: (Fraction(*pair), sum(pair)))
     places = {text: float(order.index(pair)) for text, pair in pairs.items()}
     ticks = [(float(i), f"{p}:{d}") for i, (p, d) in enumerate(order)]
@@ -183,7 +190,7 @@ def _draw_panel(
     first = quantity(panel.columns[0])
     label = first.label if len(panel.columns) == 1 else _common(panel.columns)
     axes.set_ylabel((spec.ylabel if len(_panels(spec)) == 1 else None) or Quantity(label, first.unit).axis)
-    if panel.unit == "%":
+    if panel.unit == "%" and not spec.log_y:
         axes.set_ylim(-2, 104)
     elif not spec.log_y:
         axes.set_ylim(bottom=0)
@@ -368,6 +375,78 @@ def _draw_meeting(axes: Axes, spec: PlotSpec, series: Series, x: Floats, y: Valu
         axes.vlines(at, -2, 100 * spec.target, color=colour, linestyle=":", linewidth=1.2, zorder=2)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class ShownLine:
+    """The numbers of one line, in the units of the axes.
+
+    Args:
+        label: its series and, where a panel has several columns, the column; empty where nothing is told apart.
+        number: by which it is styled.
+        goodput: of its series, where the rows tell it: one value.
+        published: places and values of the points beside it.
+    """
+
+    series: Series
+    label: str
+    number: int
+    places: Floats
+    values: Values
+    goodput: Values | None
+    published: tuple[Floats, Floats]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ShownPanel:
+    """The numbers of one pair of axes, with the texts on them.
+
+    Args:
+        ticks: position to label, for categories.
+    """
+
+    x_axis: str
+    y_axis: str
+    unit: str
+    x_unit: str
+    ticks: Sequence[tuple[float, str]]
+    lines: Sequence[ShownLine]
+
+
+def shown_panels(spec: PlotSpec, summary: pd.DataFrame, published: pd.DataFrame | None) -> list[ShownPanel]:
+    """Return what `lines_figure` shows, as numbers."""
+    frame = rows_of(spec, summary)
+    points = published_of(spec, published, frame, shown=(spec.x,))
+    axis = _ratio_axis(spec, frame) if spec.kind is Kind.RATIO else _number_axis(spec)
+    panels, found = _panels(spec), []
+    for panel in panels:
+        lines: list[ShownLine] = []
+        for series in series_of(spec, frame):
+            for style, column in enumerate(panel.columns):
+                x, y = curve(spec, series.frame, column, axis_values=axis.of(series.frame, spec))
+                beside = (np.empty(0), np.empty(0))
+                if style == 0:
+                    beside = _published_points(spec, series, column, published=points, axis=axis) or beside
+                if len(x) or len(beside[0]):
+                    names = [name for name in (series.label, short(column) if len(panel.columns) > 1 else "") if name]
+                    number, goodput = series.number if series.label else style, _goodput(spec, series)
+                    lines.append(ShownLine(series, ", ".join(names), number, x, y, goodput, beside))
+        first = quantity(panel.columns[0])
+        words = first.label if len(panel.columns) == 1 else _common(panel.columns)
+        y_axis = (spec.ylabel if len(panels) == 1 else None) or Quantity(words, first.unit).axis
+        x_axis = spec.xlabel or axis.quantity.axis
+        found.append(ShownPanel(x_axis, y_axis, panel.unit, axis.quantity.unit, axis.ticks, lines))
+    return found
+
+
+def _published_points(
+    spec: PlotSpec, series: Series, column: str, *, published: pd.DataFrame | None, axis: _Axis
+) -> tuple[Floats, Floats] | None:
+    """Return places and values of the points published for a series, NaN where unknown; None without any."""
+    own = of_series(spec, published, series)
+    if own is None or axis.column not in own.columns or column not in own.columns:
+        return None
+    return axis.of(own, spec), own[column].to_numpy(dtype=np.float64) * quantity(column).factor
+
+
 def _published(
     axes: Axes,
     spec: PlotSpec,
@@ -378,11 +457,8 @@ def _published(
     axis: _Axis,
     alone: str | None,
 ) -> list[Legended]:
-    own = of_series(spec, published, series)
-    if own is None or axis.column not in own.columns or column not in own.columns:
-        return []
-    y = own[column].to_numpy(dtype=np.float64) * quantity(column).factor
-    return hollow(axes, axis.of(own, spec), y, number=series.number, alone=alone)
+    points = _published_points(spec, series, column, published=published, axis=axis)
+    return [] if points is None else hollow(axes, *points, number=series.number, alone=alone)
 
 
 def _lm(axes: Axes, spec: PlotSpec, every: Sequence[Series]) -> list[Legended]:

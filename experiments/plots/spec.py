@@ -148,7 +148,7 @@ FORMS: Mapping[Kind, Form] = {
         otherwise=TTFT_PARTS,
         keys=("share",),
     ),
-    Kind.CDF: Form("distributions of latencies over requests", y=("quantiles.ttft_s",), no=("x",)),
+    Kind.CDF: Form("distributions of latencies over requests", y=("quantiles.ttft_s",), keys=("log",), no=("x",)),
     Kind.TIMELINE: Form("what each instance does when; drawn by `dsim plot` from the folder of a run", no=("x", "y")),
     Kind.RATIO: Form(
         "a metric against the prefill : decode ratio of the placement in x", x="placement", y=("goodput_per_gpu_per_s",)
@@ -186,7 +186,7 @@ OWN_KEYS: Mapping[str, str] = {
     "target": "share of requests, 0 to 1, drawn as a line",
     "marks": "list of vertical lines, each with x and label",
     "mark": "column that says where each series has a vertical line, such as Lm",
-    "log": "logarithmic axes: x, y or xy",
+    "log": "logarithmic axes: x, y or xy; of distributions x",
     "value": "column printed in each cell",
     "best": "column that says what is best in each cell",
     "labels": "column with the name of each point",
@@ -199,6 +199,9 @@ OWN_KEYS: Mapping[str, str] = {
 _ONE_COLUMN = (Kind.GOODPUT_BARS, Kind.STAIRCASE, Kind.PARETO, Kind.HEATMAP)
 #: Kinds along whose axis values stand by name.
 _BY_NAME = (Kind.GOODPUT_BARS, Kind.BREAKDOWN, Kind.HEATMAP, Kind.RATIO)
+
+#: Letters of a list of columns in an error at most.
+_LONG = 200
 
 _FILE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
@@ -230,9 +233,7 @@ def parse_plot(section: Section, *, columns: Collection[str], varying: Collectio
         _one_copy(section)
         _check_staircase(section, x, known.several(section, form)[0])
     price, rate = _positive(section, "price_usd_per_h"), _positive(section, "max_rate_per_s")
-    log = section.text("log", "none") if "log" in section else ""
-    if log not in {"", "x", "y", "xy"}:
-        raise section.need("log").error("is not known", "expected x, y or xy")
+    log = _log(section, kind)
     spec = PlotSpec(
         kind=kind,
         file=_file(section, kind),
@@ -320,8 +321,12 @@ class _Columns:
         if item is not None:
             return self.check(item)
         if default is None or not self.has(default):
-            hint = f"add the column to show; there are {', '.join(sorted(self.bases()))}"
-            raise section.field.error_of_key(f"needs the key {key}", hint)
+            instead = "" if default is None else f", since there is no {default}"
+            said = ", ".join(sorted(self.bases()))
+            said = said if len(said) < _LONG else f"{said[:_LONG]}..., all in docs/sweeps.md"
+            raise section.field.error_of_key(
+                f"needs the key {key}{instead}", f"add the column to show; there are {said}"
+            )
         return default
 
     def several(self, section: Section, form: Form) -> tuple[str, ...]:
@@ -376,6 +381,17 @@ def _check_staircase(section: Section, x: str | None, y: str) -> None:
     item = section.get("y")
     if item is not None and not y.removesuffix(".best").endswith("_per_s"):
         raise item.error("is no rate", "name goodput_per_gpu_per_s, or leave y out")
+
+
+def _log(section: Section, kind: Kind) -> str:
+    """Return the axes that are logarithmic; shares of requests, which begin at 0, have none."""
+    item = section.get("log")
+    if item is None:
+        return ""
+    known = ("x",) if kind is Kind.CDF else ("x", "y", "xy")
+    if (log := item.text()) not in known:
+        raise item.error("is not known", "expected x, y or xy" if "y" in known else "expected x")
+    return log
 
 
 def _file(section: Section, kind: Kind) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -107,7 +108,7 @@ def copies_of(spec: PlotSpec, frame: pd.DataFrame) -> list[Copy]:
         if price is None and _COST in series.frame.columns:
             cost = float(values_of(series.frame, _COST, spec=spec).best[0])
             price = cost / gpus[0] if cost > 0 else None
-        if goodput.best[0] > 0:
+        if goodput.best[0] > 0 and gpus[0] > 0:
             low = max(0.0, goodput.low[0])
             found.append(
                 Copy(
@@ -125,7 +126,7 @@ def staircase_figure(spec: PlotSpec, summary: pd.DataFrame) -> Figure:
     A second axis shows the cost per hour where all GPUs have one price, a second panel where prices differ.
     """
     found = copies_of(spec, rows_of(spec, summary))
-    end = spec.max_rate_per_s or _round_up(_COPIES * max(copy.goodput_per_s for copy in found))
+    end = ending(spec, found)
     prices = {copy.price_usd_per_h for copy in found}
     priced = None not in prices
     panels = 2 if priced and len(prices) > 1 else 1
@@ -153,6 +154,11 @@ def staircase_figure(spec: PlotSpec, summary: pd.DataFrame) -> Figure:
     grid[-1].set_xlabel(spec.xlabel or "required rate (requests/s)")
     finish(figure, spec.title, handles)
     return figure
+
+
+def ending(spec: PlotSpec, found: Sequence[Copy]) -> float:
+    """Return the end of the axis, requests/s."""
+    return spec.max_rate_per_s or _round_up(_COPIES * max(copy.goodput_per_s for copy in found))
 
 
 def _highest(copy: Copy, end: float) -> float:

@@ -29,6 +29,10 @@ class Line:
     Args:
         colour: index into `COLOURS` and `MARKERS`.
         band: range of the quantity that is shaded, such as an interval of the goodput.
+        told: what each point says under the mouse, line by line; empty: quantity and share with its interval.
+        across: intervals of the quantity, where it has any.
+        joined: whether a line goes through the points.
+        hollow: published points, which are only marked.
     """
 
     name: str
@@ -36,6 +40,10 @@ class Line:
     y: tuple[Spread, ...]
     colour: int
     band: tuple[float, float] | None = None
+    told: tuple[tuple[str, ...], ...] = ()
+    across: tuple[Spread, ...] = ()
+    joined: bool = True
+    hollow: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +53,12 @@ class LineFigure:
     Args:
         identity: the element's id.
         summary: what a reader who cannot see the figure is told.
+        y_range: ends of the axis; None: what the values need, from 0.
         target: a value that is marked by a line across.
         from_zero: the quantity's axis begins at 0.
+        x_log, y_log: whether the axis is logarithmic.
+        ticks: place and label, where the quantity is a name.
+        marks: place and label of lines from top to bottom.
     """
 
     identity: str
@@ -55,10 +67,14 @@ class LineFigure:
     x_label: str
     y_label: str
     lines: tuple[Line, ...]
-    y_range: tuple[float, float]
+    y_range: tuple[float, float] | None
     target: float | None = None
     target_name: str = ""
     from_zero: bool = True
+    x_log: bool = False
+    y_log: bool = False
+    ticks: tuple[tuple[float, str], ...] = ()
+    marks: tuple[tuple[float, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

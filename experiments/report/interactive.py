@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import html
-from typing import Any
+import math
+from typing import Any, Final
 
 from dsim.errors import InputError
 from experiments.report.figures import (
@@ -23,6 +24,8 @@ from experiments.report.figures import (
 _COLOUR = "var(--{})"
 #: Share of the axis between lines whose points have the same places.
 _APART = 0.008
+#: Of lines whose colours come round again.
+_ROUNDS = ("solid", "dash", "dot", "dashdot")
 
 
 def bundle() -> str:
@@ -78,20 +81,48 @@ def _error(spreads: list[Spread | None], colour: str) -> dict[str, Any]:
 
 def _lines(figure: LineFigure) -> list[dict[str, Any]]:
     """Return the lines; where all have the same places they are moved apart, so that no interval hides another."""
-    places = {line.x for line in figure.lines}
-    span = max((max(x) - min(x) for x in places if x), default=0.0)
-    step = _APART * span if len(places) == 1 < len(figure.lines) else 0.0
-    middle = (len(figure.lines) - 1) / 2
-    return [_line(line, aside=(number - middle) * step) for number, line in enumerate(figure.lines)]
+    joined = [line for line in figure.lines if line.joined and not line.across]
+    places = {line.x for line in joined}
+    scale = math.log10 if figure.x_log else float
+    span = max((scale(max(x)) - scale(min(x)) for x in places if x), default=0.0)
+    step = _APART * span if len(places) == 1 < len(joined) else 0.0
+    middle = (len(joined) - 1) / 2
+    asides = {id(line): (number - middle) * step for number, line in enumerate(joined)}
+    drawn = []
+    for line in figure.lines:
+        aside = asides.get(id(line), 0.0)
+        places_of_line = [x * 10**aside if figure.x_log else x + aside for x in line.x]
+        drawn.append(_told_line(line, places_of_line) if line.told else _line(line, places_of_line))
+    return drawn
 
 
-def _line(line: Line, *, aside: float) -> dict[str, Any]:
+def _told_line(line: Line, places: list[float]) -> dict[str, Any]:
+    """Return a line whose points say what is written for them; nothing in it is taken for a template."""
+    drawn = _line(line, places)
+    del drawn["customdata"], drawn["hovertemplate"]
+    name = [_text(line.name)] if line.name else []
+    drawn["hoverinfo"] = "text"
+    drawn["hovertext"] = ["<br>".join([*name, *map(_text, texts)]) for texts in line.told]
+    rounds = line.colour // len(MARKERS)
+    drawn["marker"]["symbol"] = MARKERS[(line.colour + rounds) % len(MARKERS)]
+    drawn["line"]["dash"] = _ROUNDS[rounds % len(_ROUNDS)]
+    if not line.joined:
+        drawn["mode"] = "markers"
+    if line.across:
+        drawn["error_x"] = _error(list(line.across), drawn["line"]["color"])
+    if line.hollow:
+        del drawn["error_y"]
+        drawn["marker"] |= {"symbol": f"{drawn['marker']['symbol']}-open", "size": 11, "line": {"width": 2}}
+    return drawn
+
+
+def _line(line: Line, places: list[float]) -> dict[str, Any]:
     colour = _colour(line.colour)
     return {
         "type": "scatter",
         "mode": "lines+markers",
         "name": _text(line.name),
-        "x": [x + aside for x in line.x],
+        "x": places,
         "y": [point.best for point in line.y],
         "error_y": _error(list(line.y), colour),
         "customdata": [[point.low, point.high, x] for x, point in zip(line.x, line.y, strict=True)],
@@ -101,6 +132,10 @@ def _line(line: Line, *, aside: float) -> dict[str, Any]:
         "line": {"color": colour, "width": 2},
         "marker": {"color": colour, "symbol": MARKERS[line.colour % len(MARKERS)], "size": 8},
     }
+
+
+#: Pixels right of the axes that the name of a target takes.
+_TARGET_MARGIN: Final = 92
 
 
 def _line_layout(figure: LineFigure) -> dict[str, Any]:
@@ -125,16 +160,44 @@ def _line_layout(figure: LineFigure) -> dict[str, Any]:
              "line": {"color": "var(--muted)", "dash": "dash", "width": 1.5}}
         )  # fmt: skip
         notes.append(
-            {"xref": "paper", "yref": "y", "x": 0, "y": figure.target, "xanchor": "left", "yanchor": "top",
+            {"xref": "paper", "yref": "y", "x": 1, "y": figure.target, "xanchor": "left", "yanchor": "middle",
              "text": _text(figure.target_name), "showarrow": False, "font": {"color": "var(--muted)"}}
         )  # fmt: skip
+    for place, label in figure.marks:
+        shapes.append(
+            {"type": "line", "xref": "x", "yref": "paper", "x0": place, "x1": place, "y0": 0, "y1": 1,
+             "line": {"color": "var(--muted)", "dash": "dot", "width": 1.5}}
+        )  # fmt: skip
+        notes.append(
+            {"xref": "x", "yref": "paper", "x": math.log10(place) if figure.x_log else place, "y": 1, "xanchor": "left",
+             "yanchor": "top", "text": _text(label), "showarrow": False, "font": {"color": "var(--muted)"}}
+        )  # fmt: skip
+    horizontal = {**_axis(figure.x_label), "rangemode": "tozero" if figure.from_zero else "normal"}
+    if figure.x_log:
+        horizontal |= {"type": "log", "rangemode": "normal", "dtick": "D2"}
+    if figure.ticks:
+        horizontal |= {"tickmode": "array", "tickvals": [place for place, _ in figure.ticks]}
+        horizontal |= {"ticktext": [_text(label) for _, label in figure.ticks]}
+    vertical: dict[str, Any] = {**_axis(figure.y_label), "rangemode": "tozero"}
+    if figure.y_range is not None:
+        vertical |= {"range": [math.log10(end) if figure.y_log else end for end in figure.y_range]}
+        del vertical["rangemode"]
+    if figure.y_log:
+        vertical |= {"type": "log", "dtick": "D2"}
+    names = [line.name for line in figure.lines]
+    common = _common()
+    if figure.target is not None:
+        # The target is named beside the axes, where no point of a line hides it.
+        common["margin"] = {**common["margin"], "r": _TARGET_MARGIN}
     return {
-        **_common(),
-        "xaxis": {**_axis(figure.x_label), "rangemode": "tozero" if figure.from_zero else "normal"},
-        "yaxis": {**_axis(figure.y_label), "range": list(figure.y_range)},
+        **common,
+        "xaxis": horizontal,
+        "yaxis": vertical,
         "shapes": shapes,
         "annotations": notes,
-        "height": 400,
+        # Long legends have a line each on narrow pages.
+        "height": 400 + 22 * max(0, len(names) - 2),
+        "showlegend": any(names),
     }
 
 

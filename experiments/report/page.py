@@ -15,11 +15,19 @@ from experiments.report.static import drawing
 
 def figure(drawn: Figure, listing: Html | None) -> Html:
     """Return a figure: for script, for print and browsers without script, and as the numbers that it shows."""
+    return figures((drawn,), drawing(drawn), listing, caption=drawn.caption)
+
+
+def figures(panels: Sequence[Figure], still: Html, listing: Html | None, *, caption: str) -> Html:
+    """Return a figure of several panels with one that does not move, for print and browsers without script."""
     return element(
         "figure",
-        element("div", class_="plot", id=f"plot-{drawn.identity}", role="img", aria_label=drawn.summary),
-        drawing(drawn),
-        element("figcaption", drawn.caption),
+        [
+            element("div", class_="plot", id=f"plot-{drawn.identity}", role="img", aria_label=drawn.summary)
+            for drawn in panels
+        ],
+        still,
+        element("figcaption", caption),
         None if listing is None else details("The numbers of this figure", listing),
     )
 
@@ -68,14 +76,14 @@ def page(*, title: str, heading: Content, lead: Content, sections: Sequence[tupl
     return f"<!DOCTYPE html>\n{element('html', head, shown, lang='en')}\n"
 
 
-def picture(content: bytes, *, kind: str, description: str) -> Html:
+def picture(content: bytes, *, kind: str, description: str, class_: str | None = None) -> Html:
     """Return an image that is part of the page.
 
     Args:
         kind: its media type.
     """
     encoded = base64.b64encode(content).decode("ascii")
-    return element("img", src=f"data:{kind};base64,{encoded}", alt=description)
+    return element("img", src=f"data:{kind};base64,{encoded}", alt=description, class_=class_)
 
 
 def _policy(scripts: Sequence[str]) -> str:

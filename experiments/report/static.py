@@ -105,9 +105,10 @@ def _legend(names: Sequence[tuple[str, int]]) -> tuple[list[Html], float]:
 def _lines(figure: LineFigure) -> Html:
     legend, top = _legend([(line.name, line.colour) for line in figure.lines])
     bottom, left = top + 300.0, 56.0
-    x, y = _Scale(*_ends(figure), left, _WIDTH - _RIGHT), _Scale(*figure.y_range, bottom, top)
+    y_range = figure.y_range or (0.0, _nice_end(max((s.high for line in figure.lines for s in line.y), default=1.0)))
+    x, y = _Scale(*_ends(figure), left, _WIDTH - _RIGHT), _Scale(*y_range, bottom, top)
     content: list[Html] = []
-    for value in ticks(*figure.y_range):
+    for value in ticks(*y_range):
         content += [_stroke(left, y(value), _WIDTH - _RIGHT, y(value), "grid")]
         content += [_text(f"{value:g}", left - 8, y(value) + 4, anchor="end")]
     content += _bottom_axis(x, top, bottom, figure.x_label)

@@ -13,9 +13,12 @@ from experiments.compare import Comparison, closeness, compare
 from experiments.plots.labels import quantity
 from experiments.plots.spec import PlotSpec
 from experiments.report.evidence import evidence, shipped_hashes, sweep_assumptions
+from experiments.report.figures import Figure
+from experiments.report.finding import finding
 from experiments.report.markup import Content, Html, bullets, definitions, details, element, joined, number, table
-from experiments.report.page import page, picture
+from experiments.report.page import figures, page, picture
 from experiments.report.sections import profile_evidence
+from experiments.report.sweep_figures import interactive, numbers
 from experiments.report.words import count_of
 from experiments.settings import Measure
 from experiments.store import SWEEP_FILE, SweepResults, load_sweep, records_of
@@ -35,8 +38,9 @@ def render_sweep(folder: Path) -> str:
     """
     results = load_sweep(folder)
     results.check_complete(folder)
+    drawn: list[Figure] = []
     parts = [
-        ("figures", "Figures", _figures(results, folder)),
+        ("plots", "Figures", _figures(results, folder, drawn)),
         ("published", "Beside what was published", _published(results)),
         ("numbers", "Numbers", _numbers(results)),
         ("failed", "Failed tasks", _failed(results)),
@@ -46,19 +50,26 @@ def render_sweep(folder: Path) -> str:
     return page(
         title=f"Sweep {results.name}",
         heading=f"Sweep {results.name}",
-        lead=element("p", results.about, class_="verdict"),
+        lead=[element("p", finding(results), class_="verdict"), element("p", results.about)],
         sections=[(identity, heading, joined(content)) for identity, heading, content in parts if content],
-        figures=(),
+        figures=drawn,
     )
 
 
-def _figures(results: SweepResults, folder: Path) -> list[Html]:
-    found = []
+def _figures(results: SweepResults, folder: Path, drawn: list[Figure]) -> list[Html]:
+    """Return the figures as the sweep has drawn them; lines and points are added to `drawn`, for the script."""
+    found: list[Html] = []
+    summary, published = results.summary, results.published
     for spec in results.plots:
         path, title = folder / f"{spec.file}.svg", spec.title or spec.file
         if path.is_file():
-            drawn = picture(path.read_bytes(), kind="image/svg+xml", description=f"{title}: {_described(spec)}")
-            found.append(element("figure", drawn, element("figcaption", title, "; its numbers are in the table below")))
+            panels = interactive(spec, summary, published, summary_text=f"{title}: {_described(spec)}")
+            drawn += panels
+            described = f"{title}: {_described(spec)}"
+            still = picture(path.read_bytes(), kind="image/svg+xml", description=described, class_="static")
+            listing = numbers(panels)
+            caption = title if panels else f"{title}; its numbers are in the table below"
+            found.append(figures(panels, still, listing, caption=caption))
         else:
             found.append(element("p", f"{path.name} is missing; dsim plot draws it.", class_="note"))
     return found

@@ -99,8 +99,8 @@ NAMES: Final[Mapping[str, str]] = {
 _WHOLE: Final = ("users", "num_requests", "prompt_tokens", "output_tokens", "seed", "token_budget", "max_seqs")
 _MOST: Final = {"seed": 2**32 - 1, "users": 1_000_000, "num_requests": 1_000_000}
 _RANGE: Final = re.compile(r"([0-9]*\.?[0-9]+)-([0-9]*\.?[0-9]+)")
-#: Inputs that are part of a profile.
-_OF_THE_PROFILE: Final = ("kv_dtype", "handover")
+#: Inputs that are part of a profile, and what else than another profile changes them.
+_OF_THE_PROFILE: Final = {"kv_dtype": "--kv-dtype", "handover": "--handover"}
 
 
 def parse_assumption(text: str, option: str = "--assume") -> tuple[str, tuple[Value, ...]]:
@@ -130,7 +130,7 @@ def parse_value(name: str, text: str, where: str) -> Value:
         InputError: it has no such value.
     """
     if name in _OF_THE_PROFILE:
-        raise InputError(where, "is what the profile says", name=name, value=text, hint="give another --profile")
+        raise InputError(where, "is what the profile says", name=name, value=text, hint=f"give {_OF_THE_PROFILE[name]}")
     if not text:
         raise InputError(where, "is empty", name=name, hint=NAMES[name])
     if name in _WHOLE:

@@ -217,7 +217,9 @@ def _engine(found: _Settling, profiles: Mapping[Role, Profile], placement: Place
     bits = f"{8 * profile.model.kv_element_bytes} bits"
     found.inputs["kv_dtype"] = Input("kv_dtype", (bits,), Origin.PROFILE)
     if not placement.is_colocated:
-        found.inputs["handover"] = Input("handover", (_handover(profile.handover),), Origin.PROFILE)
+        # The profile has it already, whoever asked for it.
+        origin = Origin.GIVEN if "handover" in found.given else Origin.PROFILE
+        found.inputs["handover"] = Input("handover", (_handover(profile.handover),), origin)
 
 
 def _policies(profile: Profile) -> tuple[tuple[Value, ...], Origin, str]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from dsim.errors import InputError
 from dsim.gpu import Gpu
+from dsim.model import Model
 from dsim.options import Evidence
 from profiles.export import Subject, profile_text
 from profiles.fit import FittedRows, TpFit, fit_rows
@@ -105,12 +106,21 @@ def _head(package: KernelPackage, question: Question, kernels: dict[int, Kernels
 
 
 _DENSE_ERROR = "4 to 8 % beside measured steps (docs/validation.md)"
+#: GPUs of which there are measured steps.
+_COMPARED = ("a100-80g", "h100-sxm", "h200-sxm")
 _EXPERTS_ERROR = "unknown, no measured steps with experts to compare with"
 _RANGE = (
     "prompts and batches up to the largest that were timed; contexts up to 131072 tokens a request and up to what the "
     "memory of the GPUs holds: beyond the largest timed product of batch and context, attention is proportional to it. "
     "Nobody timed chunks after cached tokens: they are composed from whole prompts"
 )
+
+
+def expected_error(model: Model, gpu: Gpu) -> str:
+    """Return how far off a composed step may be, in words."""
+    if model.experts is not None:
+        return _EXPERTS_ERROR
+    return _DENSE_ERROR if gpu.name in _COMPARED else f"{_DENSE_ERROR}, none of them on {gpu.name}"
 
 
 def _profile(question: Question, text: str) -> str:
@@ -131,7 +141,7 @@ def _profile(question: Question, text: str) -> str:
         sections=engine_sections(model, gpu, question.engine, sorted(fitted.by_tp), fitted.valid_range),
         range_reason=_RANGE,
         evidence=Evidence.KERNELS,
-        expected_error=_DENSE_ERROR if model.experts is None else _EXPERTS_ERROR,
+        expected_error=expected_error(model, gpu),
     )
     return profile_text(fitted, rows, data, name=name, subject=subject)
 

@@ -1,0 +1,71 @@
+"""A plan for a rate or a population as tables and lines."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dsim.cli.inputs import number_of
+from dsim.cli.output import Table
+from dsim.cli.prices import price_lines, usd
+
+if TYPE_CHECKING:
+    from placement.objective import Prices
+    from placement.search import Question
+    from placement.size import Plan, Sizing
+    from placement.statistics import Interval
+
+
+def plan_parts(plan: Plan, question: Question, prices: Prices) -> list[Table | str]:
+    """Return the parts of a plan's report, in order."""
+    from dsim.cli.tables import percent
+
+    copies = ", ".join(f"{kind.count} x ({kind.placement.label})" for kind in plan.copies)
+    per_node = question.cluster.gpus_per_node
+    capacity, load = plan.capacity_per_s, plan.load
+    tokens = ", ".join(f"{name} {usd(amount)}" for name, amount in plan.usd_per_million_tokens.items())
+    lines = [
+        f"needs {number_of(plan.num_gpus, 'GPU')} ({number_of(plan.num_nodes, 'node')} of {per_node}): {copies}",
+        f"GPUs if every goodput were its estimate: {plan.gpus_at_estimate}; its upper limit: "
+        f"{plan.gpus_at_most_optimistic}",
+        f"safe: it serves {capacity.low:.4g} requests/s at the lower limits of the goodputs, {plan.rate_per_s:.4g} are "
+        f"asked for; the probability that these limits hold is at least {plan.confidence:.1%}",
+        f"headroom: {percent(load.best)} ({percent(load.low)} - {percent(load.high)}) of the goodput of "
+        f"{_interval(capacity)} requests/s is used",
+        f"{number_of(plan.gpus_may_fail, 'GPU')} may fail, wherever, before requests may miss the target; for each "
+        f"more, add a copy of the largest, {number_of(max(k.placement.num_gpus for k in plan.copies), 'GPU')}",
+    ]
+    if plan.e2e_s is not None:
+        lines.append(f"mean E2E there: {_interval(plan.e2e_s)} s, which with the think time gives that rate")
+    lines += [
+        f"cost: {usd(plan.cost_usd_per_h)} USD/h; USD per million tokens, the whole cost over each: {tokens}",
+        *price_lines(prices),
+    ]
+    table = Table(["<placement", "copies", "GPUs each", "requests/s each", "goodput each, requests/s", "load"])
+    for kind in plan.copies:
+        table.rows.append(
+            [
+                kind.placement.label,
+                str(kind.count),
+                str(kind.placement.num_gpus),
+                f"{kind.rate_per_s:.3f}",
+                _interval(kind.goodput_per_s),
+                percent(kind.rate_per_s / kind.goodput_per_s.best),
+            ]
+        )
+    return ["\n".join(lines), table]
+
+
+def not_enough(option: str, sizing: Sizing, question: Question) -> str:
+    """Return why a plan does not fit on the GPUs there are, and what to change."""
+    plan = sizing.plan
+    assert plan is not None
+    most = "" if sizing.most is None else f", of which the GPUs there are serve {sizing.most:.4g} safely"
+    nodes = f"{number_of(plan.num_nodes, 'node')} of {question.cluster.gpus_per_node}"
+    return (
+        f"{option}: needs {number_of(plan.num_gpus, 'GPU')} on {nodes}{most}; "
+        "give more GPUs, ask for less, or relax the limits"
+    )
+
+
+def _interval(interval: Interval) -> str:
+    return f"{interval.best:.4g} ({interval.low:.4g} - {interval.high:.4g})"
