@@ -108,12 +108,15 @@ class Window:
         counted: how many count; None: all that the source has.
         stop_slo: with `max_misses`, the limits that a request must meet.
         max_misses: stop as soon as more than this many counted requests have certainly missed `stop_slo`.
+        misses_per_request: lower that number by so much for every counted request that comes after the last one known
+            to have missed: misses that are far too many for the requests so far end the run, before the rest is seen.
     """
 
     warmup: int = 0
     counted: int | None = None
     stop_slo: Slo | None = None
     max_misses: float = math.inf
+    misses_per_request: float = 0.0
 
     def __post_init__(self) -> None:
         if self.warmup < 0:

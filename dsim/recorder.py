@@ -149,7 +149,9 @@ class Recorder:
         self._left = math.inf if window.counted is None else window.counted
         self._slo = window.stop_slo
         self._max_misses = window.max_misses
+        self._misses_per_request = window.misses_per_request
         self._misses = 0
+        self._reached = self._first
 
     def extend(self, block: Trace) -> None:
         """Append the rows of requests that will arrive in this order."""
@@ -214,7 +216,11 @@ class Recorder:
             return
         job.missed = True
         self._misses += 1
-        if self._misses > self._max_misses:
+        self._reached = max(self._reached, job.index + 1)
+        allowed = self._max_misses
+        if self._misses_per_request:
+            allowed -= self._misses_per_request * (self._last - self._reached)
+        if self._misses > allowed:
             self.stopped_early = self.done = True
 
     def _finished(self, index: int) -> None:

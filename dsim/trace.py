@@ -44,6 +44,16 @@ class Trace:
     def __len__(self) -> int:
         return len(self.arrival_s)
 
+    def after(self, rows: int) -> Trace:
+        """Return the requests after the first ones; time starts with the last of those that are left out."""
+        start_s = self.arrival_s[rows - 1] if rows > 0 else 0.0
+        return Trace(
+            self.arrival_s[rows:] - start_s,
+            self.prompt_tokens[rows:],
+            self.output_tokens[rows:],
+            self.cached_prompt_tokens[rows:],
+        )
+
     def first(self, rows: int) -> Trace:
         """Return the first requests."""
         return Trace(

@@ -12,7 +12,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from placement.statistics import Controls, Interval, Level, level, mean_interval
+from placement.statistics import Controls, Interval, Level, level, mean_interval, student_t
 
 Floats = NDArray[np.float64]
 
@@ -36,7 +36,7 @@ _MOST_DRIFT: Final = 0.05
 #: Stretches say how far apart runs lie, unless neighbours are more alike than the first of these, or some runs collapse
 #: before others, so that they lie further apart than the second of these times what their stretches show: then whole
 #: runs do, and so many are needed.
-_ALIKE: Final = 0.3
+_ALIKE: Final = 0.75
 _COLLAPSE: Final = 1.7
 _RUNS: Final = 3
 #: Stretches from which a pair of placements is compared.
@@ -160,16 +160,20 @@ def ratio(a: Goodput, b: Goodput, *, confidence: float = 0.95) -> Interval | Non
 class Estimator:
     """Finds the root of a noisy falling function, asking for probes and being told what they saw.
 
-    A few replications locate the rate at which mean attainment crosses the target; all of them are then run at two
-    rates close on either side. The interval is Student's over the crossings of the replications, or of stretches of
-    them, linearised with the common slope and corrected for how their requests differ from what is usual; it is never
-    narrower than what the bracket leaves open and what the runs still drift.
+    A few replications locate the rate at which mean attainment crosses the target, between two rates close on either
+    side. Where stretches of them say how far apart runs lie, further replications are run at the crossing only: the
+    slope is known. Elsewhere all are run on both sides. The interval is Student's over the crossings of the
+    replications, or of stretches of them, linearised with the common slope and corrected for how their requests differ
+    from what is usual; it is never narrower than what the bracket leaves open and what the runs still drift.
 
     Args:
         target: attainment that must be reached.
         start_per_s: first rate to probe.
         limit_per_s: no rate above it can be sustained.
         controls: what is known of each replication's requests.
+        risky: the placement is so close to saturation that some runs may collapse where others do not.
+        replications: those run on both sides of the crossing.
+        more: those run at `anchor_per_s`, the crossing that the others show, only.
     """
 
     target: float
@@ -177,14 +181,19 @@ class Estimator:
     limit_per_s: float = math.inf
     sampling: Sampling = field(default_factory=Sampling)
     controls: Controls | None = None
+    risky: bool = False
     seen: dict[float, dict[int, Observation]] = field(default_factory=dict)
     replications: int = 0
+    more: int = 0
+    anchor_per_s: float = 0.0
     narrow: bool = False
     result: Goodput | None = None
 
     def __post_init__(self) -> None:
         self.replications = min(self.sampling.locate, self.sampling.replications)
         self.start_per_s = min(self.start_per_s, self.limit_per_s)
+        if self.risky:
+            self.replications = max(self.replications, _RUNS)
 
     def ask(self) -> list[Ask]:
         """Return the probes wanted next, none when `result` is there."""
@@ -193,13 +202,16 @@ class Estimator:
             if rate is not None:
                 missing = [i for i in range(self.replications) if i not in self.seen.get(rate, {})]
                 return [Ask(rate, i) for i in missing]
+            there = self.seen.get(self.anchor_per_s, {})
+            if missing := [i for i in range(self.replications, self.runs) if i not in there]:
+                return [Ask(self.anchor_per_s, i) for i in missing]
             goodput = self._estimate()
             if self._is_uneven(goodput) and self.sampling.close and not self.narrow:
-                self.narrow = True
+                self.narrow, self.more = True, 0
             elif self._enough(goodput):
                 self.result = goodput
             else:
-                self.replications = self._more(goodput)
+                self._add(goodput)
         return []
 
     def tell(self, ask: Ask, observation: Observation) -> None:
@@ -211,16 +223,35 @@ class Estimator:
         self.sampling = sampling
         self.result = None
 
-    def _more(self, goodput: Goodput) -> int:
-        """Return the next number of replications: the first stage's, then once what the precision asks for.
+    @property
+    def runs(self) -> int:
+        """Replications run, or asked for, on both sides of the crossing and at it."""
+        return self.replications + self.more
+
+    def _add(self, goodput: Goodput) -> None:
+        """Add replications: up to the first stage's, then once as many as the precision asks for.
 
         One look at the width only: to stop as soon as it happens to be small would make the interval too narrow.
         """
         wanted, most = self.sampling.replications, self.sampling.max_replications
-        if self.replications < wanted:
-            return wanted
-        if self._is_rough(goodput):
-            return self.replications + 1
+        if self._is_uneven(goodput):
+            # Some runs collapse: a few are run on both sides, the others where they differ most.
+            count = wanted if self.runs < wanted else self._afterwards(goodput)
+            if self.replications < _RUNS:
+                self.replications, self.more = _RUNS, 0
+            else:
+                self.anchor_per_s = self.anchor_per_s if self.more else self._noisier_end()
+                self.more = count - self.replications
+            return
+        count = wanted if self.runs < wanted else self._afterwards(goodput)
+        if goodput.log_stretches and not self._jumps:
+            self.anchor_per_s = self.anchor_per_s if self.more else goodput.rate_per_s.best
+            self.more = count - self.replications
+        else:
+            self.replications = count
+
+    def _afterwards(self, goodput: Goodput) -> int:
+        wanted, most = self.sampling.replications, self.sampling.max_replications
         return min(max(more_replications(goodput, self.sampling.precision), wanted + 2), most)
 
     def _is_uneven(self, goodput: Goodput) -> bool:
@@ -234,14 +265,10 @@ class Estimator:
     def _enough(self, goodput: Goodput) -> bool:
         if not goodput.log_rates or not goodput.resolved:
             return True
-        if self.replications < self.sampling.replications or self._is_rough(goodput):
+        if self.runs < self.sampling.replications or self._is_rough(goodput):
             return False
         precise = goodput.rate_per_s.half_width <= self.sampling.precision
-        return precise or self.replications > self.sampling.replications or self._is_exhausted
-
-    @property
-    def _is_exhausted(self) -> bool:
-        return self.replications >= self.sampling.max_replications
+        return precise or self.runs > self.sampling.replications or self.runs >= self.sampling.max_replications
 
     @property
     def _parts(self) -> int:
@@ -250,7 +277,10 @@ class Estimator:
         return max(found.pop(), 1) if len(found) == 1 else 1
 
     def _runs(self, rate_per_s: float) -> list[Observation]:
-        return [self.seen[rate_per_s][i] for i in range(self.replications)]
+        """Return the replications run on both sides of the crossing, and those added on this side."""
+        seen = self.seen[rate_per_s]
+        added = rate_per_s == self.anchor_per_s and all(i in seen for i in range(self.runs))
+        return [seen[i] for i in range(self.runs if added else self.replications)]
 
     def _collapses(self, rate_per_s: float) -> bool:
         """Return whether nothing lasts at a rate.
@@ -278,21 +308,23 @@ class Estimator:
         late = [run.attainment if run.late is None else run.late for run in runs]
         return np.array(late if drifts else [run.attainment for run in runs])
 
-    def _departures(self, *, drifts: bool) -> Floats | None:
-        """Return the controls of the same stretches, shape (runs * stretches, k), None where none are known."""
+    def _departures(self, count: int, *, drifts: bool) -> Floats | None:
+        """Return the controls of the stretches of so many replications, shape (count * stretches, k), if known."""
         if self.controls is None or self._parts == 1:
             return None
-        rows = np.stack([self.controls.of(i) for i in range(self.replications)])
+        rows = np.stack([self.controls.of(i) for i in range(count)])
         if rows.shape[1] != self._parts:
             return None
         return (_second_half(rows) if drifts else rows).reshape(-1, rows.shape[2])
 
     def _level(self, values: Floats, *, drifts: bool) -> Level:
+        """Return the mean of stretches, one replication's after the other's."""
         covariance = None if self.controls is None else self.controls.covariance
+        count = len(values) // self._parts
         return level(
             values,
-            runs=self.replications,
-            controls=self._departures(drifts=drifts),
+            runs=count,
+            controls=self._departures(count, drifts=drifts),
             covariance=covariance,
             repeated=drifts and self._parts > 1,
         )
@@ -310,20 +342,21 @@ class Estimator:
         if not self._collapses(rate_per_s):
             drifts = self._drift(rate_per_s) > 0
             values = self._level(values, drifts=drifts).values
-        means: Floats = values.reshape(self.replications, -1).mean(axis=1)
+        means: Floats = values.reshape(-1, self._parts).mean(axis=1)
         return means
 
     def _drift(self, rate_per_s: float) -> float:
         """Return the mean attainment that is lost from whole runs to their second halves, 0 if it may be by chance."""
-        runs = [run for i, run in self.seen.get(rate_per_s, {}).items() if i < self.replications]
+        seen = self.seen.get(rate_per_s, {})
+        runs = self._runs(rate_per_s) if all(i in seen for i in range(self.replications)) else []
         lost = [run.attainment - run.late for run in runs if run.late is not None]
         if not lost:
             return 0.0
         mean = sum(lost) / len(lost)
         error = statistics.stdev(lost) / math.sqrt(len(lost)) if len(lost) > 1 else 0.0
-        if self._parts > 1 and len(lost) == self.replications:
+        if self._parts > 1:
             values = np.array([run.stretches for run in runs])
-            changes, departures = _halves(values), self._departures(drifts=False)
+            changes, departures = _halves(values), self._departures(len(runs), drifts=False)
             if departures is not None:
                 departures = _halves(departures.reshape(*values.shape, -1))
                 departures = departures.reshape(-1, departures.shape[-1])
@@ -414,6 +447,8 @@ class Estimator:
         resolved = not math.isinf(high) or low >= self.limit_per_s
         if math.isinf(high):
             high, at_high = max(low, self.limit_per_s if math.isfinite(self.limit_per_s) else low) * 1.001, 0.0
+        if self.more and self.anchor_per_s in {low, high}:
+            return self._from_ends(low, high, monotone=monotone, requests=requests)
         width, fall = math.log(high / low), at_low - at_high
         # Misses grow about exponentially with the rate: their logarithm is closer to a line than attainment is.
         missed = 1 - self.target
@@ -428,15 +463,24 @@ class Estimator:
         moves = (1 - share) * (at_low - here) / missing[0] + share * (at_high - there) / missing[1]
         raw = root - moves / growth
         found = self._level(raw, drifts=drifts)
-        corrected = found.values.reshape(self.replications, -1).mean(axis=1)
+        count, alike = self.replications, fall <= _STEEP and not self.risky or self.replications >= _RUNS
+        if self.more and 0 not in self.seen[self.anchor_per_s]:
+            # At the crossing the curve's misses are what they may be, and it falls as it does between the two rates.
+            away = math.log(self.anchor_per_s) - root
+            there = self._at_anchor(drifts=drifts)
+            wanting = missed * math.exp(growth * away)
+            raw = np.concatenate([raw, root + (there - (1 - wanting)) / (wanting * growth)])
+            everything = self._level(raw, drifts=drifts)
+            alike = alike and self._is_smooth(everything)
+            if alike:
+                found, count, root = everything, self.runs, everything.best
         # Where some replications collapse before others the slope of their mean says little: then where each crosses by
         # itself does.
+        corrected = found.values.reshape(count, -1).mean(axis=1)
         crossings = np.array(self._crossings(means))
         crossings += root - crossings.mean()
-        apart, together = (_deviation(values) for values in (crossings, corrected))
-        expected = found.error * math.sqrt(self.replications)
-        smooth = self._parts > 1 and found.correlation <= _ALIKE and max(apart, together) <= _COLLAPSE * expected
-        runs = corrected if smooth or apart <= together else crossings
+        smooth = alike and self._is_smooth(found, crossings)
+        runs = corrected if smooth or _deviation(crossings) <= _deviation(corrected) else crossings
         if smooth:
             half = found.half_width(self.sampling.confidence)
         else:
@@ -446,7 +490,7 @@ class Estimator:
         resolution = width * (width + min(fall, 1.0)) / 4
         if self._parts > 1 and not smooth:
             # Runs that have collapsed at the upper end say little of where they begin to.
-            resolution += width / 4
+            resolution += width / 2
         # What was lost in the first half of the runs may be lost once more.
         drift = (1 - share) * self._drift(low) / missing[0] + share * self._drift(high) / missing[1]
         resolution += min(drift / growth, _MOST_DRIFT) if growth > 0 else 0.0
@@ -467,6 +511,68 @@ class Estimator:
             requests,
         )
 
+    def _noisier_end(self) -> float:
+        """Return the side of the crossing whose attainment says less of where it is."""
+        (low, at_low), (high, at_high) = self._bracket(self._means())
+        curve = _Curve.through(low, at_low, high, at_high, self.target)
+        here, there = (_deviation(self._corrected(rate)) for rate in (low, high))
+        return low if here * curve.per_low > there * curve.per_high else high
+
+    def _from_ends(self, low: float, high: float, *, monotone: bool, requests: int) -> Goodput:
+        """Return the goodput where runs lie so far apart that they were added where they do, on one side only."""
+        levels = []
+        for rate in (low, high):
+            drifts = self._drift(rate) > 0
+            values = self._sustained(rate, drifts=drifts)
+            levels.append(self._level(values, drifts=drifts))
+        curve = _Curve.through(low, levels[0].best, high, levels[1].best, self.target)
+        by_run = [found.values.reshape(-1, self._parts).mean(axis=1) for found in levels]
+        # The crossing moves with every run's attainment on each side; runs on both sides saw the same requests.
+        moves = np.zeros(self.runs)
+        variances = []
+        for values, worth in zip(by_run, (curve.per_low, curve.per_high), strict=True):
+            count = len(values)
+            moves[:count] += worth * (values - values.mean()) / math.sqrt(count * (count - 1))
+            variances.append((worth**2 * float(values.var(ddof=1)) / count, count - 1))
+        total = sum(variance for variance, _ in variances)
+        degrees = total**2 / sum(variance**2 / df for variance, df in variances) if total > 0 else 1.0
+        error = math.sqrt(float(moves @ moves))
+        own = curve.root + sum(
+            worth * (values[: self.replications] - values.mean())
+            for values, worth in zip(by_run, (curve.per_low, curve.per_high), strict=True)
+        )
+        width, fall = math.log(high / low), levels[0].best - levels[1].best
+        outside = max(math.log(low) - curve.root, curve.root - math.log(high), 0.0)
+        resolution = width * (width + min(max(fall, 0.0), 1.0)) / 4 + width / 2 + outside
+        half = student_t(self.sampling.confidence, max(1, math.floor(degrees))) * error + resolution
+        interval = Interval(math.exp(curve.root - half), math.exp(curve.root), math.exp(curve.root + half))
+        return Goodput(interval, tuple(own.tolist()), (low, high), resolution, (), 0.0, monotone, True, requests)
+
+    def _is_smooth(self, found: Level, crossings: Floats | None = None) -> bool:
+        """Return whether stretches say how far apart runs lie.
+
+        Args:
+            found: the mean of what each stretch says of the crossing.
+            crossings: what runs say of it by themselves, shape (runs,).
+        """
+        if self._parts == 1 or found.correlation > _ALIKE:
+            return False
+        by_run = found.values.reshape(-1, self._parts).mean(axis=1)
+        apart = max(_deviation(by_run), 0.0 if crossings is None else _deviation(crossings))
+        return apart <= _COLLAPSE * found.error * math.sqrt(len(by_run))
+
+    def _at_anchor(self, *, drifts: bool) -> Floats:
+        """Return the attainment of the replications run at the crossing only, by stretch, shape (more * stretches,)."""
+        runs = [self.seen[self.anchor_per_s][i] for i in range(self.replications, self.runs)]
+        values = np.array([run.stretches for run in runs])
+        return (_second_half(values) if drifts else values).ravel()
+
+    @property
+    def _jumps(self) -> bool:
+        """Whether attainment falls from one side of the crossing to the other as if over a cliff."""
+        (_, at_low), (_, at_high) = self._bracket(self._means())
+        return at_low - at_high > _JUMP
+
     def _crossings(self, means: Sequence[tuple[float, float]]) -> list[float]:
         """Return the log of the rate at which each replication's own attainment crosses the target."""
         seen = [(rate, self._corrected(rate)) for rate, _ in means]
@@ -486,10 +592,36 @@ class Estimator:
     def _is_monotone(self, means: Sequence[tuple[float, float]]) -> bool:
         """Return whether attainment never rises from one rate to the next by more than its paired error."""
         for (rate, mean), (faster, above) in itertools.pairwise(means):
-            rises = level(self._sustained(faster) - self._sustained(rate), runs=self.replications)
+            runs = self.replications
+            values = [self._sustained(r)[: runs * self._parts] for r in (rate, faster)]
+            rises = level(values[1] - values[0], runs=runs)
             if above > mean + 0.01 and rises.best > rises.half_width(0.99):
                 return False
         return True
+
+
+@dataclass(frozen=True, slots=True)
+class _Curve:
+    """Misses that grow exponentially with the rate, through two points on either side of the crossing.
+
+    Args:
+        root: log of the rate at which attainment is what it must be.
+        per_low, per_high: how far that moves for attainment at the two rates.
+    """
+
+    root: float
+    per_low: float
+    per_high: float
+
+    @classmethod
+    def through(cls, low: float, at_low: float, high: float, at_high: float, target: float) -> _Curve:
+        """Return the curve through the attainment at two rates."""
+        missed = 1 - target
+        first, last = (max(1 - value, missed / 100) for value in (at_low, at_high))
+        width = math.log(high / low)
+        rise = max(math.log(last / first), width)
+        share = min(max(math.log(missed / first) / rise, -1.0), 2.0)
+        return cls(math.log(low) + share * width, (1 - share) * width / rise / first, share * width / rise / last)
 
 
 def more_replications(goodput: Goodput, precision: float) -> int:

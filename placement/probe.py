@@ -73,7 +73,9 @@ class Probe:
         counted: requests counted after them.
         tail: requests that still arrive after those, so that they see no empty system. They need not go on until the
             last counted one has finished: the few that stay longer would cost as much as all that count.
+        skip: requests of the replication that are left out before those: runs of another warm-up count the same ones.
         slack: attainment that the run may fall short of the target before it is stopped; None: never stop it.
+        hasty: stop it as soon as so many more have missed than may of those so far, not only when it is certain.
         phase: simulate one side of a disaggregated placement alone.
     """
 
@@ -83,7 +85,9 @@ class Probe:
     warmup: int
     counted: int
     tail: int = 0
+    skip: int = 0
     slack: float | None = None
+    hasty: bool = False
     phase: Role | None = None
 
 
@@ -128,14 +132,15 @@ def _simulate(scenario: Scenario, probe: Probe) -> Result:
     seed = replication_seed(scenario.seed, probe.replication)
     draw = {"seed": seed, "context_tokens": scenario.context_tokens}
     workload, rate = scenario.workload, probe.rate_per_s
-    requests = probe.warmup + probe.counted + probe.tail
+    requests = probe.skip + probe.warmup + probe.counted + probe.tail
     misses = math.inf
     if probe.slack is not None:
         misses = probe.counted - required_hits(scenario.target - probe.slack, probe.counted)
-    window = Window(probe.warmup, probe.counted, scenario.slo, misses)
+    growing = 1 - scenario.target if probe.hasty else 0.0
+    window = Window(probe.warmup, probe.counted, scenario.slo, misses, growing)
     return simulate(
         probe.placement,
-        workload.trace(num_requests=requests, rate_per_s=rate, **draw),
+        workload.trace(num_requests=requests, rate_per_s=rate, **draw).after(probe.skip),
         profiles=scenario.profiles,
         options=replace(scenario.options, seed=seed, track_itl=False, log_steps=False),
         window=window,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Generator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from dsim.pools import Placement, Pool, Role
@@ -13,6 +13,7 @@ from placement.bounds import Bound
 from placement.goodput import Ask, Estimator, Goodput, Observation, Sampling, distance
 from placement.probe import Outcome, Probe
 from placement.runner import Runner
+from placement.statistics import Interval
 
 #: Attainment that a run may miss the target by before it is stopped as clearly failed: a prefill pool alone, a whole
 #: placement briefly, one of those that decide where to begin, a long run, one of several long runs.
@@ -32,17 +33,46 @@ _ABREAST: Final = 12
 _SEEDS: Final = 16
 #: Goodput over bound expected of a candidate: where roots are sought first, never a reason to prune.
 _EXPECTED, _EXPECTED_PIPELINED = 0.85, 0.65
+#: How far above a rate, as a log ratio, the goodput of an entrant that passes there is guessed rather than sought.
+_NEAR: Final = 0.04
 #: What is left in the long run of a rate that a brief run from an empty system shows.
 _OPTIMISM: Final = 0.93
 
 
 @dataclass(frozen=True, slots=True)
 class Horizon:
-    """Requests dropped, counted, and arriving after the counted ones, in one run."""
+    """Requests dropped, counted, and arriving after the counted ones, in one run.
+
+    Args:
+        warmup, tail: at most; placements that hold fewer requests need fewer.
+        counted: at least, and at most `most_counted`.
+        settling: requests for queues to settle, beside those in service.
+        stay_s: seconds that a request is in service.
+        before, after: parts of the requests in service that are dropped and that arrive after the counted ones.
+    """
 
     warmup: int
     counted: int
     tail: int = 0
+    most_counted: int = 0
+    settling: int = 0
+    stay_s: float = math.inf
+    before: float = 1.0
+    after: float = 0.5
+
+    def probe(self, placement: Placement, rate_per_s: float, replication: int, *, pace_per_s: float) -> Probe:
+        """Return a run of a placement: the same requests count for all, as far as they count.
+
+        Args:
+            pace_per_s: rate for which its length is chosen.
+        """
+        if math.isinf(self.stay_s):
+            return Probe(placement, rate_per_s, replication, self.warmup, self.counted, self.tail)
+        held = pace_per_s * self.stay_s
+        warmup = min(self.settling + math.ceil(self.before * held), self.warmup)
+        counted = max(self.counted, min(math.ceil(2 * held), self.most_counted))
+        tail = min(math.ceil(self.after * held), self.tail)
+        return Probe(placement, rate_per_s, replication, warmup, counted, tail, self.warmup - warmup)
 
 
 @dataclass(slots=True, eq=False)
@@ -56,6 +86,7 @@ class Entrant:
         worth: share of the cluster's GPUs that copies of it can use, for the race for the largest total.
         thrift: GPUs over cost, where the race is for goodput per dollar and GPUs differ in price.
         failed: lowest rate that it cannot sustain or fell short at, and why.
+        pace_per_s: rate for which the length of its runs is chosen.
         guess: rate where its goodput may lie, of one that fell short of a rate so narrowly that it was not sought.
         estimator: seeks its goodput, once it has passed where its rivals are.
         failure: error that broke off a run.
@@ -70,6 +101,7 @@ class Entrant:
     failed: float = math.inf
     failed_by: str = ""
     guess: float = 0.0
+    pace_per_s: float = 0.0
     estimator: Estimator | None = None
     outcomes: dict[Ask, Outcome] = field(default_factory=dict)
     failure: str | None = None
@@ -257,6 +289,7 @@ class Race:
             if entrant.failed <= rate or entrant.failure is not None:
                 return
             start = rate
+        entrant.pace_per_s = start * entrant.num_gpus
         estimator = Estimator(self.target, start * entrant.num_gpus, entrant.bounds[0].rate_per_s, self.sampling)
         if rate > 0:
             asks = estimator.ask()
@@ -281,6 +314,9 @@ class Race:
                     entrant.outcomes[ask] = outcome
                     estimator.tell(ask, outcome.observation)
         while asks := estimator.ask():
+            if rate > 0 and (near := self._nearly(estimator)) is not None:
+                estimator.result = near
+                break
             outcomes = yield [self.probe(entrant, ask) for ask in asks]
             for ask, outcome in zip(asks, outcomes, strict=True):
                 entrant.outcomes[ask] = outcome
@@ -289,6 +325,19 @@ class Race:
             if entrant.failure is not None:
                 return
         entrant.estimator = estimator
+
+    def _nearly(self, estimator: Estimator) -> Goodput | None:
+        """Return the goodput of an entrant that passed so narrowly that its one run says where it lies."""
+        runs = [(rate, list(seen.values())) for rate, seen in estimator.seen.items()]
+        if self.sampling.replications > 1 or len(runs) != 1:
+            return None
+        ((rate, (run, *more)),) = runs
+        above = distance(run.attainment, self.target)
+        if more or run.stopped_early or not run.stable or not 0 <= above <= _NEAR:
+            return None
+        best = rate * math.exp(above)
+        interval = Interval(rate, best, best * math.exp(above))
+        return Goodput(interval, (math.log(best),), (rate, math.inf), above, requests=run.requests)
 
     def _check_prefill(self, entrant: Entrant, rate: float) -> Examination:
         """Run the prefill pool alone, which costs a third of a joint run and settles every placement that has it."""
@@ -347,18 +396,12 @@ class Race:
     def _weed(
         self, entrant: Entrant, rate_per_s: float, horizon: Horizon, slack: float, phase: Role | None = None
     ) -> Probe:
-        return Probe(
-            entrant.placement,
-            rate_per_s,
-            0,
-            horizon.warmup,
-            horizon.counted,
-            horizon.tail,
-            slack=slack,
-            phase=phase,
-        )
+        probe = horizon.probe(entrant.placement, rate_per_s, 0, pace_per_s=rate_per_s)
+        return replace(probe, slack=slack, hasty=self.brief is not None, phase=phase)
 
     def probe(self, entrant: Entrant, ask: Ask, *, slack: float | None = None, run: Horizon | None = None) -> Probe:
         """Return the run that an estimator asks for, as long as those that compare candidates unless said otherwise."""
-        run = run or self.long
-        return Probe(entrant.placement, ask.rate_per_s, ask.replication, run.warmup, run.counted, run.tail, slack=slack)
+        probe = (run or self.long).probe(
+            entrant.placement, ask.rate_per_s, ask.replication, pace_per_s=entrant.pace_per_s
+        )
+        return replace(probe, slack=slack, hasty=slack is not None and self.brief is not None)

@@ -44,6 +44,8 @@ _REPORTED_REPLICATIONS, _BEST_REPLICATIONS, _MOST_REPLICATIONS = 2, 3, 16
 _REPLICATIONS: Final = 4
 #: Half width aimed for that those at first are meant for; a tighter one buys more, up to the most.
 _PRECISION: Final = 0.03
+#: Share of its largest stable rate above which some runs of a placement may collapse where others do not.
+_RISKY: Final = 0.93
 #: Where the long runs behind an interval begin, as a share of what the shorter ones of the race found: those flatter.
 _BELOW: Final = 0.97
 #: Candidates that are not among the best of the race but come so close to the best of their kind (a share of it) that
@@ -261,9 +263,10 @@ def _horizons(question: Question, known: bounds.Case) -> tuple[Horizon | None, H
     stay_s = min(min(slo.ttft_s, 60.0) + output_tokens * min(slo.tpot_s, 0.2), slo.e2e_s, 120.0)
     held = math.ceil(_highest_rate(question, known) * stay_s)
     settling = math.ceil(_RESIDENCES * held)
-    brief = Horizon(held // 2, _BRIEF, held // 4)
-    short = Horizon(_SHORT[0] + held, _SHORT[1], held // 2)
-    return brief, short, Horizon(_LONG[0] + settling, max(_LONG[1], 2 * settling), held)
+    brief = Horizon(held // 2, _BRIEF, held // 4, stay_s=stay_s, before=0.5, after=0.25)
+    short = Horizon(_SHORT[0] + held, _SHORT[1], held // 2, settling=_SHORT[0], stay_s=stay_s)
+    counted = max(_LONG[1], 2 * settling)
+    return brief, short, Horizon(_LONG[0] + settling, counted, held, settling=_LONG[0], stay_s=stay_s)
 
 
 def _highest_rate(question: Question, known: bounds.Case) -> float:
@@ -311,6 +314,7 @@ class _Search:
         self.scenario = scenario(question)
         self.runner = Runner(self.scenario, executor=executor, progress=progress)
         self.case = case(question)
+        self.stable_per_s: dict[Entrant, float] = {}
         self.warnings = _warnings(self.scenario, question.cluster)
         self.replications = replications_of(question)
         if question.num_requests is None:
@@ -327,7 +331,7 @@ class _Search:
         sampling = replace(self._sampling(checks, checks), precision=max(question.precision, _COARSE))
         brief, short, long = horizons
         if not self.scenario.transient:
-            long = replace(long, tail=long.tail // 2)
+            long = replace(long, counted=_LONG[1], most_counted=long.counted, tail=long.tail // 2)
         self.race = Race(self.runner, question.attainment, brief, short, long, sampling)
 
     def run(self) -> SearchResult:
@@ -347,8 +351,10 @@ class _Search:
         self._estimate({e: known[e] for e in reported})
         for kind in goals[1:3]:
             self._challenge(kind, known, reported)
-        self._sharpen([[e for e in reported if e in goal.members] for goal in goals[1:3]])
-        return self._answer(infeasible, entrants, reported, self._saturate(reported))
+        self._sharpen(reported)
+        # Overload may cost throughput (swapping, stalls): a rate that was seen to be stable is.
+        stable = {entrant: max(rate, entrant.stable_per_s) for entrant, rate in self.stable_per_s.items()}
+        return self._answer(infeasible, entrants, reported, stable)
 
     def _enter(self) -> tuple[list[Trial], list[Entrant]]:
         """Return the trials of placements that cannot run, and the others."""
@@ -398,14 +404,16 @@ class _Search:
             starts: goodput per GPU that the race found or guesses.
         """
         least = self.replications[0]
-        for entrant, start in starts.items():
-            if not self.scenario.transient and entrant.failure is None and start > 0:
-                limit = entrant.bounds[0].rate_per_s
-                begin = start * entrant.num_gpus * _BELOW
-                controls = self.traffic.controls(entrant.placement, begin)
-                sampling = self._sampling(least, least)
-                entrant.estimator = Estimator(self.question.attainment, begin, limit, sampling, controls)
-                entrant.outcomes.clear()
+        steady = {e: s for e, s in starts.items() if not self.scenario.transient and e.failure is None and s > 0}
+        self.stable_per_s |= self._saturate(steady)
+        for entrant, start in steady.items():
+            limit = entrant.bounds[0].rate_per_s
+            begin = start * entrant.num_gpus * _BELOW
+            controls = self.traffic.controls(entrant.placement, begin)
+            sampling = replace(self._sampling(least, least), locate=1)
+            risky = begin > _RISKY * self.stable_per_s.get(entrant, 0.0)
+            entrant.estimator = Estimator(self.question.attainment, begin, limit, sampling, controls, risky)
+            entrant.outcomes.clear()
         self._replicate(starts, least)
 
     def _challenge(self, kind: Goal, known: Mapping[Entrant, float], reported: dict[Entrant, None]) -> None:
@@ -428,7 +436,7 @@ class _Search:
         running = [e for e in entrants if e.estimator is not None and e.failure is None]
         for entrant in running:
             assert entrant.estimator is not None
-            if close or entrant.estimator.replications < least:
+            if close or entrant.estimator.runs < least:
                 entrant.estimator.extend(self._sampling(least, least, close=close))
         while asked := [(e, a) for e in running if e.failure is None and e.estimator for a in e.estimator.ask()]:
             probes = [self.race.probe(entrant, ask, run=self.reported) for entrant, ask in asked]
@@ -438,44 +446,41 @@ class _Search:
                 entrant.failure = outcome.failure
                 entrant.estimator.tell(ask, outcome.observation)
 
-    def _saturate(self, entrants: Iterable[Entrant]) -> dict[Entrant, float]:
-        """Return the rate that each placement serves when more arrives than it can: its largest stable rate."""
-        running = [e for e in entrants if e.per_gpu > 0 and e.failure is None and not self.scenario.transient]
+    def _saturate(self, starts: Mapping[Entrant, float]) -> dict[Entrant, float]:
+        """Return the rate that each placement serves when more arrives than it can, where that can be measured.
+
+        Args:
+            starts: goodput per GPU that the race found or guesses.
+        """
         probes = []
-        for entrant in running:
-            capacity, served = entrant.capacity_per_s, entrant.per_gpu * entrant.num_gpus
+        for entrant, start in starts.items():
+            entrant.pace_per_s = start * entrant.num_gpus
+            capacity, served = entrant.capacity_per_s, start * entrant.num_gpus
             rate = max(1.05 * capacity if math.isfinite(capacity) else 0.0, 1.2 * served)
             probes.append(self.race.probe(entrant, Ask(rate, 0)))
         outcomes = self.runner.run(probes, stage="saturating")
-        # Overload may cost throughput (swapping, stalls): a rate that was seen to be stable is.
         return {
-            entrant: max(outcome.throughput_per_s, entrant.stable_per_s)
-            for entrant, outcome in zip(running, outcomes, strict=True)
+            entrant: outcome.throughput_per_s
+            for entrant, outcome in zip(starts, outcomes, strict=True)
             if outcome.failure is None
         }
 
-    def _sharpen(self, kinds: Sequence[Sequence[Entrant]]) -> None:
-        """Add replications to the best of every kind, until it stays the best with what the precision asks for.
+    def _sharpen(self, reported: Iterable[Entrant]) -> None:
+        """Add replications to the best, until it stays the best with what the precision asks for.
 
         How many is decided once for each: to look again would make the intervals too narrow.
         """
         sharp: set[Entrant] = set()
-        while True:
-            best: list[Entrant] = []
-            for kind in kinds:
-                found = [e for e in kind if e.per_gpu > 0 and e.failure is None]
-                best += sorted(found, key=lambda e: (-e.per_gpu, e.num_gpus, e.placement.label))[:1]
-            blunt = [e for e in best if e not in sharp]
-            if not blunt:
+        while not self.scenario.transient:
+            found = [e for e in reported if e.per_gpu > 0 and e.failure is None]
+            best = min(found, key=lambda e: (-e.per_gpu * e.thrift, e.num_gpus, e.placement.label), default=None)
+            if best is None or best in sharp:
                 return
-            sharp.update(blunt)
-            if self.scenario.transient:
-                continue
-            for entrant in blunt:
-                self._replicate([entrant], _BEST_REPLICATIONS, close=True)
-                if entrant.goodput is not None and entrant.failure is None:
-                    wanted = more_replications(entrant.goodput, self.question.precision)
-                    self._replicate([entrant], min(wanted, self.replications[1]), close=True)
+            sharp.add(best)
+            self._replicate([best], _BEST_REPLICATIONS, close=True)
+            if best.goodput is not None and best.failure is None:
+                wanted = more_replications(best.goodput, self.question.precision)
+                self._replicate([best], min(wanted, self.replications[1]), close=True)
 
     def _answer(
         self,

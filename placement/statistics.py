@@ -168,11 +168,19 @@ def level(
     correlation = _neighbours(by_run, design.shape[1])
     variance = float(by_run.ravel() @ by_run.ravel()) / max(degrees, 1)
     # As much as neighbours resemble each other more than chance explains there are fewer of them.
-    error = math.sqrt(variance * share * (1 + correlation) / (1 - correlation) + shift)
+    alike = (1 + correlation) / (1 - correlation)
+    square = variance * share * alike
+    if runs >= _TELLING:
+        # Where whole runs lie further apart than their stretches say, they know better.
+        square = max(square, float(by_run.mean(axis=1).var(ddof=1)) / runs)
+    error = math.sqrt(square + shift)
+    degrees = max(1, math.floor(known / alike) - design.shape[1])
     corrected = values if controls is None else values - controls @ slopes
     return Level(float(fit[0]), error, degrees, corrected, correlation, math.sqrt(shift))
 
 
+#: Runs that say themselves how far apart they lie.
+_TELLING = 3
 #: Degrees of freedom that controls must leave.
 _LEAST_DEGREES = 4
 #: Correlation of neighbours at most that is allowed for; with more, stretches say little.
