@@ -233,7 +233,7 @@ class Estimator:
 
         One look at the width only: to stop as soon as it happens to be small would make the interval too narrow.
         """
-        wanted, most = self.sampling.replications, self.sampling.max_replications
+        wanted = self.sampling.replications
         if self._is_uneven(goodput):
             # Some runs collapse: a few are run on both sides, the others where they differ most.
             count = wanted if self.runs < wanted else self._afterwards(goodput)
@@ -463,7 +463,8 @@ class Estimator:
         moves = (1 - share) * (at_low - here) / missing[0] + share * (at_high - there) / missing[1]
         raw = root - moves / growth
         found = self._level(raw, drifts=drifts)
-        count, alike = self.replications, fall <= _STEEP and not self.risky or self.replications >= _RUNS
+        count = self.replications
+        alike = count >= _RUNS or not (self.risky or fall > _STEEP)
         if self.more and 0 not in self.seen[self.anchor_per_s]:
             # At the crossing the curve's misses are what they may be, and it falls as it does between the two rates.
             away = math.log(self.anchor_per_s) - root
@@ -546,7 +547,8 @@ class Estimator:
         resolution = width * (width + min(max(fall, 0.0), 1.0)) / 4 + width / 2 + outside
         half = student_t(self.sampling.confidence, max(1, math.floor(degrees))) * error + resolution
         interval = Interval(math.exp(curve.root - half), math.exp(curve.root), math.exp(curve.root + half))
-        return Goodput(interval, tuple(own.tolist()), (low, high), resolution, (), 0.0, monotone, True, requests)
+        rates = tuple(own.tolist())
+        return Goodput(interval, rates, (low, high), resolution, monotone=monotone, requests=requests)
 
     def _is_smooth(self, found: Level, crossings: Floats | None = None) -> bool:
         """Return whether stretches say how far apart runs lie.

@@ -360,7 +360,8 @@ def test_machine_readable_form() -> None:
     best = answered["best"]
     assert best["ratio"]["low"] < best["ratio"]["best"] < best["ratio"]["high"]
     per_gpu = [best[kind]["goodput_per_gpu_per_s"]["best"] for kind in ("disaggregated", "colocated")]
-    assert best["ratio"]["best"] == pytest.approx(per_gpu[0] / per_gpu[1])
+    # The ratio is over the requests that both have seen; the better one has seen more.
+    assert best["ratio"]["best"] == pytest.approx(per_gpu[0] / per_gpu[1], rel=0.02)
     states = [trial["state"] for trial in answered["trials"]]
     assert states == sorted(states, key=[s.value for s in State].index)
 
