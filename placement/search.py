@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
@@ -192,23 +192,29 @@ def candidates(question: Question) -> tuple[Placement, ...]:
 
 
 def search(
-    question: Question, *, jobs: int = 1, executor: Executor | None = None, progress: Progress | None = None
+    question: Question,
+    *,
+    among: Collection[Placement] | None = None,
+    jobs: int = 1,
+    executor: Executor | None = None,
+    progress: Progress | None = None,
 ) -> SearchResult:
     """Answer a question.
 
     The answer depends on the question and its seed only, not on `jobs`, `executor` or timing.
 
     Args:
+        among: candidates to compare, others are left out; None: all of the question's.
         jobs: local worker processes; 1 runs everything in this one.
-        executor: used instead of local processes.
+        executor: used instead of local processes; a `placement.crew.Crew` has a cache and a limit of time.
 
     Raises:
         InputError: lengths that do not fit the model's context.
     """
     if executor is not None:
-        return _Search(question, executor, progress).run()
+        return _Search(question, executor, progress, among).run()
     with local_processes(jobs) as local:
-        return _Search(question, local, progress).run()
+        return _Search(question, local, progress, among).run()
 
 
 def scenario(question: Question) -> Scenario:
@@ -305,8 +311,15 @@ def _warnings(asked: Scenario, cluster: space.Cluster) -> list[str]:
 class _Search:
     """The state of one search."""
 
-    def __init__(self, question: Question, executor: Executor | None, progress: Progress | None) -> None:
+    def __init__(
+        self,
+        question: Question,
+        executor: Executor | None,
+        progress: Progress | None,
+        among: Collection[Placement] | None = None,
+    ) -> None:
         self.question = question
+        self.among = among
         self.scenario = scenario(question)
         self.runner = Runner(self.scenario, executor=executor, progress=progress)
         self.case = case(question)
@@ -347,6 +360,8 @@ class _Search:
         cluster, longest = self.question.cluster, self.case.sample.longest
         infeasible, entrants = [], []
         for placement in candidates(self.question):
+            if self.among is not None and placement not in self.among:
+                continue
             reasons = feasibility.reasons(placement, profiles=self.scenario.profiles, cluster=cluster, longest=longest)
             if reasons:
                 infeasible.append(Trial(placement, State.INFEASIBLE, reasons=reasons))
@@ -502,8 +517,10 @@ class _Search:
 
     def _trial(self, entrant: Entrant, reported: bool, stable_per_s: float | None) -> Trial:
         placement, replicas = entrant.placement, self._replicas(entrant.placement)
-        if entrant.failure is not None:
-            return Trial(placement, State.FAILED, replicas, (entrant.failure,))
+        fault = self.runner.faults.get(placement)
+        failure = entrant.failure if fault is None else fault.why
+        if failure is not None:
+            return Trial(placement, State.FAILED, replicas, (failure,))
         goodput = entrant.goodput
         if reported and goodput is not None:
             operation = operation_of(placement, goodput, entrant.outcomes, stable_per_s)
