@@ -8,6 +8,7 @@ import errno
 import functools
 import hashlib
 import json
+import operator
 import os
 import sqlite3
 import struct
@@ -46,6 +47,7 @@ _TABLES: Final = (
     "WITHOUT ROWID",
     "CREATE TABLE notes (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID",
 )
+_SELECT: Final = "SELECT result, checksum, fault FROM runs WHERE id = ?"
 _INSERT: Final = "INSERT OR IGNORE INTO runs VALUES (?, ?, ?, ?)"
 
 
@@ -93,7 +95,8 @@ class Cache:
         self.path = path
         self._remedy = remedy
         self._read_only = read_only
-        self._waiting_s: float | None = None
+        self._waiting: dict[bytes, Kept] = {}
+        self._committed_s = time.monotonic()
         self.created = not path.exists()
         self._check_file()
         with self._told():
@@ -142,11 +145,15 @@ class Cache:
         else:
             execute("PRAGMA locking_mode = EXCLUSIVE")
             execute("BEGIN EXCLUSIVE")
+            # In one transaction with a journal, so that a file with anything in it says that it is a cache.
             if not execute("SELECT name FROM sqlite_schema").fetchall():
                 for statement in _TABLES:
                     execute(statement)
-                execute("COMMIT")
-                execute("BEGIN")
+            execute("COMMIT")
+            # From now on a log that is written on: a commit waits for no disk.
+            execute("PRAGMA journal_mode = WAL")
+            execute("PRAGMA synchronous = NORMAL")
+            execute("BEGIN IMMEDIATE")
         if self.path.stat().st_size <= _LOOKED_THROUGH_BYTES:
             found = execute("PRAGMA quick_check(1)").fetchone()
             if found != ("ok",):
@@ -158,10 +165,12 @@ class Cache:
         Raises:
             InputError: a result is not what was put there.
         """
-        found = {}
+        found = {run: self._waiting[run] for run in ids if run in self._waiting}
         with self._told():
             for run in ids:
-                row = self._database.execute("SELECT result, checksum, fault FROM runs WHERE id = ?", (run,)).fetchone()
+                if run in found:
+                    continue
+                row = self._database.execute(_SELECT, (run,)).fetchone()
                 if row is None:
                     continue
                 if row[1] != _checksum(run, row[0], row[2]):
@@ -170,27 +179,29 @@ class Cache:
         return found
 
     def put(self, run: bytes, kept: Kept) -> None:
-        """Keep the result of a run; it is in the file half a second later."""
-        with self._told():
-            fault = int(kept.fault)
-            self._database.execute(_INSERT, (run, kept.result, _checksum(run, kept.result, fault), fault))
-        now_s = time.monotonic()
-        if self._waiting_s is None:
-            self._waiting_s = now_s
-        elif now_s - self._waiting_s > _COMMIT_S:
+        """Keep the result of a run; it is in the file half a second later, if another one has come by then."""
+        self._waiting[run] = kept
+        if time.monotonic() - self._committed_s > _COMMIT_S:
             self.commit()
 
     def commit(self) -> None:
         """Write what was kept so far."""
         with self._told():
+            self._flush()
             self._database.execute("COMMIT")
             self._database.execute("BEGIN")
-        self._waiting_s = None
+        self._committed_s = time.monotonic()
+
+    def _flush(self) -> None:
+        rows = [(r, k.result, _checksum(r, k.result, int(k.fault)), int(k.fault)) for r, k in self._waiting.items()]
+        self._database.executemany(_INSERT, rows)
+        self._waiting.clear()
 
     @property
     def runs(self) -> int:
         """How many results there are."""
         with self._told():
+            self._flush()
             return int(self._database.execute("SELECT count(*) FROM runs").fetchone()[0])
 
     @property
@@ -208,6 +219,7 @@ class Cache:
     def forget_faults(self) -> None:
         """Drop the runs that did not end by themselves, so that they are tried again."""
         with self._told():
+            self._flush()
             self._database.execute("DELETE FROM runs WHERE fault")
         self.commit()
 
@@ -216,6 +228,7 @@ class Cache:
         part = self.path.with_name(f".{self.path.name}.part")
         part.unlink(missing_ok=True)
         with self._told():
+            self._flush()
             self._database.execute("COMMIT")
             fresh = sqlite3.connect(part, isolation_level=None)
             try:
@@ -242,6 +255,7 @@ class Cache:
             with self._told():
                 drop = unless_empty and self.created and not self.runs
                 if not self._read_only:
+                    self._flush()
                     self._database.execute("COMMIT")
                 self._database.close()
             if drop:
@@ -344,6 +358,9 @@ def code_id() -> str:
     return digest.hexdigest()
 
 
+_JSON: Final = json.JSONEncoder(separators=(",", ":"))
+
+
 @dataclass(frozen=True, slots=True)
 class Codec:
     """Values of one type as JSON and back, every bit of every number the same."""
@@ -353,7 +370,12 @@ class Codec:
 
     def text(self, value: object) -> str:
         """Return a value as text."""
-        return json.dumps(self.to_plain(value), separators=(",", ":"))
+        return _JSON.encode(self.to_plain(value))
+
+    def kept(self, value: object) -> tuple[str, Any]:
+        """Return a value as text, and as it will be when it comes from the text."""
+        plain = self.to_plain(value)
+        return _JSON.encode(plain), self.from_plain(plain)
 
     def value(self, text: str) -> Any:  # noqa: ANN401 what the type says
         """Return the value that a text stands for."""
@@ -383,8 +405,8 @@ def codec(kind: Any) -> Codec:  # noqa: ANN401 a type, or what stands in an anno
     if origin is tuple and arguments[-1] is Ellipsis:
         item = codec(arguments[0])
         return Codec(
-            lambda value: [item.to_plain(part) for part in value],
-            lambda plain: tuple(item.from_plain(part) for part in plain),
+            lambda value: list(map(item.to_plain, value)),
+            lambda plain: tuple(map(item.from_plain, plain)),
         )
     if origin is tuple:
         return _row(tuple(codec(part) for part in arguments), tuple, lambda value: value)
@@ -400,12 +422,20 @@ def codec(kind: Any) -> Codec:  # noqa: ANN401 a type, or what stands in an anno
         hints = typing.get_type_hints(kind)
         names = [field.name for field in fields(kind)]
         parts = tuple(codec(hints[name]) for name in names)
-        return _row(parts, lambda values: kind(*values), lambda value: [getattr(value, name) for name in names])
+        fields_of = operator.attrgetter(*names)
+        return _row(
+            parts, lambda values: kind(*values), fields_of if len(names) > 1 else lambda value: (fields_of(value),)
+        )
     raise TypeError(f"{kind} has no form in a cache")
 
 
 def _row(parts: Sequence[Codec], make: Callable[[Iterator[Any]], Any], values: Callable[[Any], Sequence[Any]]) -> Codec:
+    to_plain, from_plain = [part.to_plain for part in parts], [part.from_plain for part in parts]
     return Codec(
-        lambda value: [part.to_plain(item) for part, item in zip(parts, values(value), strict=True)],
-        lambda plain: make(part.from_plain(item) for part, item in zip(parts, plain, strict=True)),
+        lambda value: list(map(_apply, to_plain, values(value))),
+        lambda plain: make(map(_apply, from_plain, plain)),
     )
+
+
+def _apply(function: Callable[[Any], Any], value: object) -> object:
+    return function(value)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import queue
 import typing
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import BrokenExecutor, CancelledError, Executor, Future
 from dataclasses import dataclass, field
@@ -128,7 +128,7 @@ class Shift:
     scenario: Scenario
     token: bytes
     faults: dict[Placement, Fault] = field(default_factory=dict)
-    spent_s: Counter[Placement] = field(default_factory=Counter)
+    spent_s: defaultdict[Placement, float] = field(default_factory=lambda: defaultdict(float))
     _id: bytes | None = None
 
     def outcomes(self, probes: Sequence[Probe]) -> Iterator[Outcome]:
@@ -163,10 +163,9 @@ class Shift:
         def finished(number: int, result: Any) -> Any:  # noqa: ANN401 whatever the function returns
             fault = isinstance(result, Fault)
             form_of: Codec = fault_form if fault else form
-            text = form_of.text(result)
+            text, again = form_of.kept(result)
             store.put(runs[number], Kept(text, fault))
-            # As it will be when it comes from the cache.
-            return form_of.value(text)
+            return again
 
         runs = list(missing)
         fresh = self._in_order(function, list(missing.values()), finished)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import errno
+import json
 import logging
+import socket
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError, Executor, Future
@@ -93,6 +95,11 @@ class DaskPool(Executor):
                 raise other_code(OtherCode("no dsim of this kind" if found is None else found[0]), str(address))
 
 
+def _address_in(scheduler_file: Path) -> str:
+    """Return the address in a scheduler file, as `dask scheduler --scheduler-file` writes it."""
+    return str(json.loads(scheduler_file.read_text(encoding="utf-8"))["address"])
+
+
 @contextmanager
 def dask_cluster(address: str) -> Iterator[DaskPool]:
     """Provide the workers of a cluster.
@@ -105,14 +112,20 @@ def dask_cluster(address: str) -> Iterator[DaskPool]:
     """
     try:
         from distributed import Client
+        from distributed.comm import get_address_host_port
     except ImportError:
         raise InputError("--dask", "needs distributed", hint="install it: pip install 'dsim[dask]'") from None
     # What goes wrong is told in one line.
-    logging.getLogger("distributed").setLevel(logging.CRITICAL)
-    place = {"scheduler_file": address} if Path(address).is_file() else {"address": address}
+    for name in list(logging.root.manager.loggerDict):
+        if name.partition(".")[0] == "distributed":
+            logging.getLogger(name).setLevel(logging.CRITICAL)
     try:
-        client = Client(**place, timeout=_CONNECT_S, set_as_default=False)
-    except (OSError, TimeoutError, ValueError, KeyError):
+        place = _address_in(Path(address)) if Path(address).is_file() else address
+        # A client that finds nobody complains on stderr long after.
+        host, port = get_address_host_port(place)
+        socket.create_connection((host, port), timeout=_CONNECT_S).close()
+        client = Client(place, timeout=_CONNECT_S, set_as_default=False)
+    except (OSError, TimeoutError, ValueError, KeyError, TypeError):
         hint = "give the scheduler's address, as tcp://host:8786, or its scheduler file"
         raise InputError("--dask", "has no scheduler that answers", value=address, hint=hint) from None
     with client:
