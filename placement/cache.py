@@ -50,6 +50,9 @@ _TABLES: Final = (
 _SELECT: Final = "SELECT result, checksum, fault FROM runs WHERE id = ?"
 _INSERT: Final = "INSERT OR IGNORE INTO runs VALUES (?, ?, ?, ?)"
 
+#: Caches that this process has open: to open such a file once more, even to read it, would end its lock.
+_open: set[Path] = set()
+
 
 @dataclass(frozen=True, slots=True)
 class Kept:
@@ -98,16 +101,20 @@ class Cache:
         self._waiting: dict[bytes, Kept] = {}
         self._committed_s = time.monotonic()
         self.created = not path.exists()
+        self._place = path.absolute()
+        if self._place in _open:
+            raise self._in_use()
         self._check_file()
         with self._told():
             mode = "ro" if read_only else "rwc"
             uri = f"{path.absolute().as_uri()}?mode={mode}"
             self._database = sqlite3.connect(uri, uri=True, timeout=0, isolation_level=None)
+        _open.add(self._place)
         try:
             with self._told():
                 self._open()
         except BaseException:
-            self._database.close()
+            self._shut()
             raise
 
     def _check_file(self) -> None:
@@ -242,7 +249,7 @@ class Cache:
                 fresh.execute("COMMIT")
             finally:
                 fresh.close()
-            self._database.close()
+            self._shut()
         part.replace(self.path)
 
     def close(self, *, unless_empty: bool = False) -> None:
@@ -257,9 +264,17 @@ class Cache:
                 if not self._read_only:
                     self._flush()
                     self._database.execute("COMMIT")
-                self._database.close()
+                self._shut()
             if drop:
                 self.path.unlink(missing_ok=True)
+
+    def _shut(self) -> None:
+        _open.discard(self._place)
+        self._database.close()
+
+    def _in_use(self) -> InputError:
+        hint = "wait until it has ended, or give another place"
+        return InputError(str(self.path), "is in use: another dsim is running with it", hint=hint)
 
     def _damaged(self) -> InputError:
         return InputError(str(self.path), "is damaged", hint=self._remedy)
@@ -274,8 +289,7 @@ class Cache:
         except sqlite3.Error as error:
             code = getattr(error, "sqlite_errorcode", 0) & 0xFF
             if code in {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}:
-                hint = "wait until it has ended, or give another place"
-                raise InputError(str(self.path), "is in use: another dsim is running with it", hint=hint) from None
+                raise self._in_use() from None
             if code == sqlite3.SQLITE_NOTADB:
                 raise InputError(str(self.path), "is no cache of dsim", hint=self._remedy) from None
             if code in {sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM}:

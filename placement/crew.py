@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import queue
 import typing
+import uuid
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import BrokenExecutor, CancelledError, Executor, Future
@@ -66,7 +67,6 @@ class Crew(Executor):
         self.executor = executor
         self.cache = cache
         self.time_limit_s = time_limit_s
-        self._tokens = 0
 
     def submit(self, function: Callable[..., Any], /, *arguments: object, **named: object) -> Future[Any]:
         """Run a call that is no probe's."""
@@ -78,8 +78,7 @@ class Crew(Executor):
 
     def shift(self, scenario: Scenario) -> Shift:
         """Return what runs the probes of a scenario."""
-        self._tokens += 1
-        return Shift(self, scenario, f"{id(self)} {self._tokens}".encode())
+        return Shift(self, scenario, uuid.uuid4().bytes)
 
 
 def crew_of(executor: Executor | None) -> Crew:

@@ -194,7 +194,6 @@ def candidates(question: Question) -> tuple[Placement, ...]:
 def search(
     question: Question,
     *,
-    among: Collection[Placement] | None = None,
     jobs: int = 1,
     executor: Executor | None = None,
     progress: Progress | None = None,
@@ -204,7 +203,6 @@ def search(
     The answer depends on the question and its seed only, not on `jobs`, `executor` or timing.
 
     Args:
-        among: candidates to compare, others are left out; None: all of the question's.
         jobs: local worker processes; 1 runs everything in this one.
         executor: used instead of local processes; a `placement.crew.Crew` has a cache and a limit of time.
 
@@ -212,9 +210,27 @@ def search(
         InputError: lengths that do not fit the model's context.
     """
     if executor is not None:
-        return _Search(question, executor, progress, among).run()
+        return _Search(question, executor, progress).run()
     with local_processes(jobs) as local:
-        return _Search(question, local, progress, among).run()
+        return _Search(question, local, progress).run()
+
+
+def search_among(
+    question: Question,
+    among: Collection[Placement],
+    *,
+    starts: Mapping[Placement, float] | None = None,
+    executor: Executor | None = None,
+    progress: Progress | None = None,
+) -> tuple[SearchResult, dict[Placement, float]]:
+    """Return the answer for some of a question's candidates, and the rates where their goodputs were first looked for.
+
+    Args:
+        among: the candidates; the others are left out.
+        starts: such rates of all of them: the goodput of each is found from there, and none is pruned.
+    """
+    state = _Search(question, executor, progress, among, starts)
+    return state.run(), state.starts
 
 
 def scenario(question: Question) -> Scenario:
@@ -317,9 +333,12 @@ class _Search:
         executor: Executor | None,
         progress: Progress | None,
         among: Collection[Placement] | None = None,
+        starts: Mapping[Placement, float] | None = None,
     ) -> None:
         self.question = question
         self.among = among
+        self.given_starts = starts
+        self.starts: dict[Placement, float] = {}
         self.scenario = scenario(question)
         self.runner = Runner(self.scenario, executor=executor, progress=progress)
         self.case = case(question)
@@ -344,7 +363,11 @@ class _Search:
             *(Goal(frozenset(e for e in entrants if e.placement.is_colocated is kind), 1) for kind in (False, True)),
             Goal(everyone, 1, by_total=True),
         ]
-        self.race.contest(entrants, goals)
+        if self.given_starts is None:
+            self.race.contest(entrants, goals)
+        else:
+            self._seek_from(entrants, self.given_starts)
+        self.starts = {e.placement: e.estimator.start_per_s for e in entrants if e.estimator is not None}
         wanted = [e for e in entrants if e.placement in self.question.always]
         self.race.seek(wanted)
         reported = dict.fromkeys([e for goal in goals for e in goal.best] + [e for e in wanted if e.failed > 0])
@@ -354,6 +377,11 @@ class _Search:
             self._challenge(kind, known, reported)
         self._sharpen([[e for e in reported if e in goal.members] for goal in goals[1:3]])
         return self._answer(infeasible, entrants, reported, self._saturate(reported))
+
+    def _seek_from(self, entrants: Sequence[Entrant], starts: Mapping[Placement, float]) -> None:
+        """Find the goodputs as another search did that began at these rates: its runs are those of this one."""
+        per_gpu = {e: _shared(starts[e.placement], e.num_gpus) for e in entrants if e.failed > 0}
+        self.race._run([self.race._examine(e, 0.0, start) for e, start in per_gpu.items()])
 
     def _enter(self) -> tuple[list[Trial], list[Entrant]]:
         """Return the trials of placements that cannot run, and the others."""
@@ -540,6 +568,13 @@ class _Search:
         return Trial(
             placement, State.PRUNED, replicas, (why,), bound_per_gpu_per_s=bound, failed_at_per_gpu_per_s=failed_at
         )
+
+
+def _shared(rate_per_s: float, num_gpus: int) -> float:
+    """Return a rate per GPU that times the GPUs is the rate to the last bit, if there is one."""
+    near = rate_per_s / num_gpus
+    tries = (near, math.nextafter(near, math.inf), math.nextafter(near, 0.0))
+    return next((rate for rate in tries if rate * num_gpus == rate_per_s), near)
 
 
 def _times(placement: Placement, copies: int) -> Placement:

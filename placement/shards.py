@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from dsim.errors import InputError
+from dsim.pools import Placement
 
 if TYPE_CHECKING:
     from placement.cache import Cache
@@ -59,12 +60,14 @@ class Ledger:
     Args:
         question: digest of what was asked.
         trials: of its candidates.
+        starts: rates where the goodputs of those that got through the race were first looked for.
         probes, requests: simulated for it.
     """
 
     shard: Shard
     question: str
     trials: tuple[Trial, ...]
+    starts: Mapping[Placement, float]
     probes: int
     requests: int
 
@@ -73,10 +76,11 @@ class Ledger:
         from placement.cache import codec
         from placement.result import Trial
 
-        form = codec(tuple[Trial, ...])
+        form, rates = codec(tuple[Trial, ...]), codec(Mapping[Placement, float])
         head = {"part": self.shard.part, "parts": self.shard.parts, "question": self.question}
         counts = {"probes": self.probes, "requests": self.requests}
-        return json.dumps({**head, **counts, "trials": form.to_plain(self.trials)}, separators=(",", ":"))
+        found = {"starts": rates.to_plain(self.starts), "trials": form.to_plain(self.trials)}
+        return json.dumps({**head, **counts, **found}, separators=(",", ":"))
 
     @classmethod
     def of_text(cls, text: str) -> Ledger:
@@ -86,25 +90,22 @@ class Ledger:
 
         said = json.loads(text)
         trials = codec(tuple[Trial, ...]).from_plain(said["trials"])
+        starts = codec(Mapping[Placement, float]).from_plain(said["starts"])
         shard = Shard(said["part"], said["parts"])
-        return cls(shard, said["question"], trials, said["probes"], said["requests"])
+        return cls(shard, said["question"], trials, starts, said["probes"], said["requests"])
 
 
 def search_shard(
     question: Question, shard: Shard, *, executor: Executor | None = None, progress: Progress | None = None
-) -> SearchResult:
-    """Return the answer for one part of the candidates."""
-    from placement.search import candidates, search
+) -> tuple[SearchResult, Ledger]:
+    """Return the answer for one part of the candidates, and what it leaves for the merge."""
+    from placement.cache import question_id
+    from placement.search import candidates, search_among
 
     among = frozenset(shard.share(candidates(question)))
-    return search(question, among=among, executor=executor, progress=progress)
-
-
-def ledger_of(question: Question, shard: Shard, result: SearchResult) -> Ledger:
-    """Return what a shard leaves for the merge."""
-    from placement.cache import question_id
-
-    return Ledger(shard, question_id(question), result.trials, result.probes, result.requests)
+    result, starts = search_among(question, among, executor=executor, progress=progress)
+    starts = {trial.placement: starts[trial.placement] for trial in result.complete}
+    return result, Ledger(shard, question_id(question), result.trials, starts, result.probes, result.requests)
 
 
 def merge(
@@ -117,19 +118,19 @@ def merge(
     """Return the one answer that shards give together; in which order they come makes no difference.
 
     A candidate that fell behind in its shard fell behind rivals that are in the merge, too. Those that each shard
-    reports are compared once more with each other, by the search itself: what it runs is on the same requests, so that
-    intervals and ratios are those of any search.
+    reports are compared with each other by the search itself: the runs that it asks for are mostly those of the shards,
+    which a cache has, and the others are on the same requests, so that intervals and ratios are those of any search.
 
     Raises:
         InputError: shards are missing, double, or of another question.
     """
-    from placement.result import State, by_worth
-    from placement.search import search
+    from placement.result import by_worth
+    from placement.search import search_among
 
     check_whole(question, ledgers)
-    survivors = {trial.placement for ledger in ledgers for trial in ledger.trials if trial.state is State.COMPLETE}
-    found = search(question, among=survivors, executor=executor, progress=progress)
-    others = [trial for ledger in ledgers for trial in ledger.trials if trial.placement not in survivors]
+    starts = {placement: rate for ledger in ledgers for placement, rate in ledger.starts.items()}
+    found, _ = search_among(question, starts.keys(), starts=starts, executor=executor, progress=progress)
+    others = [trial for ledger in ledgers for trial in ledger.trials if trial.placement not in starts]
     return replace(
         found,
         trials=by_worth([*found.trials, *others]),

@@ -197,7 +197,7 @@ class Runs:
         """Return the answer, or that of one part of it, or the one that parts give together."""
         from placement.cache import Cache
         from placement.search import search
-        from placement.shards import ledger_of, merge, search_shard
+        from placement.shards import merge, search_shard
 
         if self.merge:
             from placement.cache import Beside
@@ -208,9 +208,9 @@ class Runs:
                 return merge(question, ledgers, executor=wider, progress=progress)
         if self.shard is None:
             return search(question, executor=crew, progress=progress)
-        result = search_shard(question, self.shard, executor=crew, progress=progress)
+        result, ledger = search_shard(question, self.shard, executor=crew, progress=progress)
         assert isinstance(crew.cache, Cache)
-        crew.cache.note({"ledger": ledger_of(question, self.shard, result).to_text()})
+        crew.cache.note({"ledger": ledger.to_text()})
         return result
 
     @contextlib.contextmanager
