@@ -270,6 +270,7 @@ def search(
         hint = "leave it out, or search without --shard" if runs.shard else "ask it of dsim size"
         raise InputError("--pareto" if pareto else "--objective", "is not for parts of a search", hint=hint)
     runs.check(names)
+    runs.check_shards(question)
     if dry_run:
         _print_plan(asked, question, output_format=output_format, files=runs.files(names))
         return 0

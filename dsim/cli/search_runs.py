@@ -118,6 +118,16 @@ class Runs:
         hint = "go on with --resume, replace them with --overwrite, or give another directory"
         raise InputError("--output-dir", rule, value=str(self.folder), hint=hint)
 
+    def check_shards(self, question: Question) -> None:
+        """See beforehand that the shards to merge are all there.
+
+        Raises:
+            InputError: they are not, or are of another search.
+        """
+        if self.merge:
+            with self._shards(question):
+                return
+
     @contextlib.contextmanager
     def opened(self, question: Question) -> Iterator[Store | None]:
         """Provide what keeps the runs; nobody else uses it meanwhile.
