@@ -27,7 +27,7 @@ from dsim.options import Options
 from dsim.pools import Placement, Policy, Role
 from dsim.slo import Slo, parse_slo
 from dsim.workload import Fixed, Poisson, Uniform, Workload
-from placement.cache import Beside, Cache, Kept, codec, question_id, run_id, scenario_id
+from placement.cache import Beside, Cache, Kept, code_id, codec, question_id, run_id, scenario_id
 from placement.crew import Crew, Fault, each, failed
 from placement.goodput import Observation
 from placement.probe import Outcome, Probe, Scenario, run_probe
@@ -397,7 +397,7 @@ def test_where_all_take_too_long_all_have_failed() -> None:
 class Mortal(Counting):
     """Workers that die of one placement."""
 
-    code = None
+    code: str | None = None
 
     def __init__(self, fatal: Placement, jobs: int) -> None:
         super().__init__()
@@ -443,6 +443,16 @@ def test_only_the_candidate_that_kills_its_workers_fails(label: str, path: Path,
     # Tried again, where nothing kills it, it is as if nothing had happened.
     cache.forget_faults()
     assert search(QUESTION, executor=Crew(cache=cache)).to_dict() == answer
+
+
+def test_a_worker_of_other_code_is_refused() -> None:
+    pool = Mortal(PLACEMENT, 2)
+    pool.code = code_id()
+    probe = dataclasses.replace(PROBES[0], placement=Placement.parse("1xC:tp1pp1"))
+    assert Runner(SCENARIO, executor=pool).run([probe], stage="") == [run_probe(SCENARIO, probe)]
+    pool.code = "other"
+    with pytest.raises(InputError, match=r"--dask: a worker has another build of dsim .*; install the same on all"):
+        Runner(SCENARIO, executor=pool).run([probe], stage="")
 
 
 def test_a_failed_pool_alone_says_nothing_about_the_pool() -> None:
