@@ -153,7 +153,7 @@ class Cache:
             execute("PRAGMA locking_mode = EXCLUSIVE")
             execute("BEGIN EXCLUSIVE")
             # In one transaction with a journal, so that a file with anything in it says that it is a cache.
-            if not execute("SELECT name FROM sqlite_schema").fetchall():
+            if not execute("SELECT name FROM sqlite_master").fetchall():
                 for statement in _TABLES:
                     execute(statement)
             execute("COMMIT")

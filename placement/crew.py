@@ -17,7 +17,7 @@ from dsim.pools import Placement
 from dsim.version import __version__
 from placement.goodput import Observation
 from placement.probe import Outcome, Probe, Scenario, run_probe
-from placement.worker import Done, OtherCode, Unknown, call
+from placement.worker import Done, OtherCode, Unknown, call, timed
 
 if TYPE_CHECKING:
     from placement.cache import Codec, Store
@@ -27,6 +27,7 @@ Result = TypeVar("Result")
 #: How often a run may kill its worker while it is alone.
 _DEATHS: Final = 2
 _DIED: Final = "its worker died twice; is there enough memory?"
+_NO_MEMORY: Final = "it ran out of memory"
 
 
 @runtime_checkable
@@ -203,14 +204,10 @@ class Shift:
     def _here(self, function: Callable[[Scenario, Probe], Any], probes: Sequence[Probe]) -> Iterator[tuple[int, Any]]:
         for number, probe in enumerate(probes):
             left_s = self.left_s(probe)
-            if left_s is None:
-                yield number, function(self.scenario, probe)
-            elif left_s <= 0:
+            if left_s is not None and left_s <= 0:
                 yield number, self.too_long
             else:
-                done = call(function, self.token, self.scenario, probe, left_s, None)
-                assert isinstance(done, Done)
-                yield number, self.noted(probe, done)
+                yield number, self.noted(probe, timed(function, self.scenario, probe, left_s))
 
     def left_s(self, probe: Probe) -> float | None:
         """Return the CPU seconds that a probe may take, None for any."""
@@ -221,6 +218,8 @@ class Shift:
         """Return a call's result, its time noted."""
         if self.crew.time_limit_s is not None:
             self.spent_s[probe.placement] += done.cpu_s
+        if done.no_memory:
+            return Fault(_NO_MEMORY)
         return self.too_long if done.too_long else done.result
 
     @property

@@ -32,13 +32,14 @@ class Done:
     """What a call gave.
 
     Args:
-        result: None if the time was over.
+        result: None if the time was over, or the memory used up.
         cpu_s: CPU time that it took.
     """
 
     result: Any
     cpu_s: float
     too_long: bool = False
+    no_memory: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,19 +77,27 @@ def call(
     _told[token] = scenario
     while len(_told) > _REMEMBERED:
         _told.pop(next(iter(_told)), None)
+    return timed(function, scenario, item, limit_s)
+
+
+def timed(function: Callable[[Any, Any], Any], scenario: object, item: object, limit_s: float | None) -> Done:
+    """Return what `function(scenario, item)` returns, with its CPU time, unless it takes more than the limit."""
     start_s = time.thread_time()
-    if limit_s is None:
-        return Done(function(scenario, item), time.thread_time() - start_s)
-    watch = _Watch(limit_s)
+    result, too_long, no_memory = None, False, False
+    watch = None if limit_s is None else _Watch(limit_s)
     try:
         try:
             result = function(scenario, item)
         finally:
-            watch.end()
+            if watch is not None:
+                watch.end()
+    except MemoryError:
+        no_memory = True
     except _TimeOverError:
-        watch.end()
-        return Done(None, time.thread_time() - start_s, too_long=True)
-    return Done(result, time.thread_time() - start_s)
+        if watch is not None:
+            watch.end()
+        too_long = True
+    return Done(result, time.thread_time() - start_s, too_long, no_memory)
 
 
 class _TimeOverError(BaseException):

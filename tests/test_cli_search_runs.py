@@ -170,6 +170,8 @@ def test_a_dry_run_writes_nothing(cli: Cli, folder: Path, tmp_path: Path) -> Non
 
 def test_searches_share_a_cache(cli: Cli, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cache = ("--cache", str(tmp_path / "cache.sqlite"))
+    # Those who had too little time say nothing about others.
+    assert cli(*QUICK, *cache, "--time-limit", "1us").code == 3
     first = cli(*QUICK, *cache)
     assert first.code == 0
     assert first.out == cli(*QUICK).out

@@ -381,6 +381,19 @@ def test_what_takes_too_long_is_stopped_wherever_it_runs() -> None:
     assert list(Crew(time_limit_s=0.1).shift(SCENARIO).results(waits, probes[:1])) == [1.0]
 
 
+def hungry(_scenario: Scenario, probe: Probe) -> float:
+    if probe.rate_per_s == FATAL:
+        raise MemoryError
+    return probe.rate_per_s
+
+
+def test_a_run_without_memory_is_no_crash() -> None:
+    with ThreadPoolExecutor(1) as thread:
+        for executor in (None, thread):
+            results = Crew(executor).shift(SCENARIO).results(hungry, PROBES[1:4])
+            assert list(results) == [2.0, Fault("it ran out of memory"), 4.0]
+
+
 def test_a_limit_that_nothing_reaches_changes_nothing(answer: dict[str, Any]) -> None:
     assert search(QUESTION, executor=Crew(time_limit_s=60)).to_dict() == answer
 

@@ -141,6 +141,8 @@ class Runs:
 
         if self.cache is not None:
             with contextlib.closing(Cache(self.cache, remedy="give another file, or delete it")) as cache:
+                # What did not end by itself elsewhere may end here.
+                cache.forget_faults()
                 yield cache
             return
         own = self.own
