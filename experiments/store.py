@@ -21,6 +21,7 @@ from dsim.version import __version__
 from dsim.yamlfile import Scalar
 from experiments.edits import first_difference
 from experiments.sweepfile import COUNTS, Outline, Sweep, Task, read_outline
+from placement.shards import Shard
 from placement.statistics import mean_interval
 
 if TYPE_CHECKING:
@@ -59,35 +60,6 @@ _SHARES = frozenset({"attainment", "utilization", "kv_peak", "parts_share"})
 
 #: What tells rows apart: content, factor values, replication.
 RowKey = tuple[str, tuple[tuple[str, Scalar], ...], int]
-
-
-@dataclass(frozen=True, slots=True)
-class Shard:
-    """Part `part` of `parts` of a sweep: every `parts`-th task."""
-
-    part: int
-    parts: int
-
-    @classmethod
-    def parse(cls, text: str, where: str) -> Shard:
-        """Return the shard that `i/n` says.
-
-        >>> Shard.parse("1/4", "--shard")
-        Shard(part=1, parts=4)
-        """
-        match = re.fullmatch(r"([0-9]{1,6})/([0-9]{1,6})", text.strip())
-        if match is None or not 1 <= int(match[1]) <= int(match[2]):
-            raise InputError(where, "is no part of a whole", value=text, hint="as in 1/4, 2/4, 3/4 and 4/4")
-        return cls(int(match[1]), int(match[2]))
-
-    @property
-    def suffix(self) -> str:
-        """What its files have in their names."""
-        return f"-{self.part}-of-{self.parts}"
-
-    def tasks(self, tasks: Sequence[Task]) -> Sequence[Task]:
-        """Return the tasks of this part."""
-        return tasks[self.part - 1 :: self.parts]
 
 
 @dataclass(frozen=True, slots=True)

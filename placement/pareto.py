@@ -16,6 +16,7 @@ from dsim.pools import Placement
 from dsim.result import Result
 from dsim.simulate import simulate
 from dsim.workload import replication_seed
+from placement.crew import each
 from placement.objective import Prices, cost_usd_per_h, usd_per_million_tokens
 from placement.probe import Probe, Scenario
 from placement.result import SearchResult, State, Trial
@@ -84,11 +85,7 @@ def pareto(
         for share in SHARES
         for i in range(_REPLICATIONS)
     ]
-    if executor is None:
-        seen = [_latencies(asked, probe) for probe in probes]
-    else:
-        futures = [executor.submit(_latencies, asked, probe) for probe in probes]
-        seen = [future.result() for future in futures]
+    seen = each(_latencies, asked, probes, executor)
     output_tokens = float(case(question).sample.output_tokens.mean())
     points = []
     for start in range(0, len(probes), _REPLICATIONS):

@@ -7,12 +7,19 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Iterator, Sequence
-from concurrent.futures import Executor, ProcessPoolExecutor
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor, Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from multiprocessing.connection import wait
-from typing import Protocol
+from typing import Any, Final, Protocol
 
-from placement.probe import Outcome, Probe, Scenario, run_probe
+from dsim.errors import InternalError
+from dsim.pools import Placement
+from placement.crew import Fault, crew_of, failed
+from placement.probe import Outcome, Probe, Scenario
+
+#: Times that workers may die before they have run anything.
+_FALSE_STARTS: Final = 3
 
 
 class Progress(Protocol):
@@ -27,46 +34,101 @@ class Runner:
     """Runs batches of probes; outcomes come in the order of the probes, whoever ran them.
 
     Args:
-        executor: where probes run; None: here, one after the other.
+        executor: where probes run, a `Crew` with its cache and its limit of time; None: here, one after the other.
     """
 
     def __init__(
         self, scenario: Scenario, *, executor: Executor | None = None, progress: Progress | None = None
     ) -> None:
         self.scenario = scenario
-        self._executor = executor
+        self._shift = crew_of(executor).shift(scenario)
         self._progress = progress
         self.probes = 0
         self.requests = 0
 
+    @property
+    def faults(self) -> Mapping[Placement, Fault]:
+        """Candidates one of whose runs did not end by itself, and why."""
+        return self._shift.faults
+
     def run(self, probes: Sequence[Probe], *, stage: str) -> list[Outcome]:
-        """Return the outcome of every probe."""
+        """Return the outcome of every probe; all those of a candidate fail that one of them makes fail."""
         total = self.probes + len(probes)
         outcomes = []
-        for outcome in self._outcomes(probes):
+        for outcome in self._shift.outcomes(probes):
             outcomes.append(outcome)
             self.probes += 1
             self.requests += outcome.observation.requests
             if self._progress is not None:
                 self._progress(stage, self.probes, total)
-        return outcomes
+        return [
+            outcome
+            if probe.placement not in self.faults
+            else failed(self.scenario, probe, self.faults[probe.placement])
+            for probe, outcome in zip(probes, outcomes, strict=True)
+        ]
 
-    def _outcomes(self, probes: Sequence[Probe]) -> Iterator[Outcome]:
-        if self._executor is None:
-            for probe in probes:
-                yield run_probe(self.scenario, probe)
+
+class LocalPool(Executor):
+    """Worker processes of this machine, replaced when one of them has died."""
+
+    #: They run this process's code.
+    code: str | None = None
+
+    def __init__(self, jobs: int) -> None:
+        self.jobs = jobs
+        self._pool = _pool_of(jobs)
+
+    def submit(self, function: Callable[..., Any], /, *arguments: object, **named: object) -> Future[Any]:
+        """Run a call in a worker."""
+        return self._pool.submit(function, *arguments, **named)
+
+    def has_died(self, error: BaseException) -> bool:
+        """Return whether a call failed because a worker died: then all of them are gone."""
+        return isinstance(error, BrokenProcessPool)
+
+    def explained(self, error: BaseException) -> BaseException:
+        """Return what to raise where a call failed otherwise."""
+        return error
+
+    def renew(self, jobs: int) -> None:
+        """Replace the workers by `jobs` others.
+
+        Raises:
+            InternalError: none starts.
+        """
+        for _ in range(_FALSE_STARTS):
+            self.kill()
+            self._pool = _pool_of(jobs)
+            try:
+                self._pool.submit(_nothing).result()
+            except BrokenProcessPool:
+                continue
             return
-        futures = [self._executor.submit(run_probe, self.scenario, probe) for probe in probes]
-        try:
-            for future in futures:
-                yield future.result()
-        finally:
-            for future in futures:
-                future.cancel()
+        raise InternalError("worker processes do not start")
+
+    def kill(self) -> None:
+        """End all workers at once."""
+        for process in list((self._pool._processes or {}).values()):  # there is no public way
+            process.kill()
+        self._pool.shutdown(wait=True, cancel_futures=True)
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """Let the workers end when they have nothing to do."""
+        self._pool.shutdown(wait=wait, cancel_futures=cancel_futures)
+
+
+def _pool_of(jobs: int) -> ProcessPoolExecutor:
+    pool = ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn"), initializer=_start_worker)
+    # Workers inherit the mask, so that a Ctrl-C while they import reaches this process only.
+    with _interrupts_held():
+        for _ in range(jobs):
+            pool.submit(_nothing)
+    return pool
 
 
 @contextlib.contextmanager
-def local_processes(jobs: int) -> Iterator[Executor | None]:
+def local_processes(jobs: int) -> Iterator[LocalPool | None]:
     """Provide an executor of `jobs` worker processes; None for one job, which runs in this process.
 
     The workers ignore Ctrl-C, are killed when the block is left by an exception, and end when this process does.
@@ -74,19 +136,13 @@ def local_processes(jobs: int) -> Iterator[Executor | None]:
     if jobs <= 1:
         yield None
         return
-    executor = ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn"), initializer=_start_worker)
-    # Workers inherit the mask, so that a Ctrl-C while they import reaches this process only.
-    with _interrupts_held():
-        started = [executor.submit(_nothing) for _ in range(jobs)]
+    pool = LocalPool(jobs)
     try:
-        yield executor
+        yield pool
     except BaseException:
-        for process in list((executor._processes or {}).values()):  # there is no public way
-            process.kill()
-        executor.shutdown(wait=True, cancel_futures=True)
+        pool.kill()
         raise
-    del started
-    executor.shutdown(wait=True)
+    pool.shutdown(wait=True)
 
 
 @contextlib.contextmanager

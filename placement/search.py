@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
@@ -195,7 +195,11 @@ def candidates(question: Question) -> tuple[Placement, ...]:
 
 
 def search(
-    question: Question, *, jobs: int = 1, executor: Executor | None = None, progress: Progress | None = None
+    question: Question,
+    *,
+    jobs: int = 1,
+    executor: Executor | None = None,
+    progress: Progress | None = None,
 ) -> SearchResult:
     """Answer a question.
 
@@ -203,7 +207,7 @@ def search(
 
     Args:
         jobs: local worker processes; 1 runs everything in this one.
-        executor: used instead of local processes.
+        executor: used instead of local processes; a `placement.crew.Crew` has a cache and a limit of time.
 
     Raises:
         InputError: lengths that do not fit the model's context.
@@ -212,6 +216,24 @@ def search(
         return _Search(question, executor, progress).run()
     with local_processes(jobs) as local:
         return _Search(question, local, progress).run()
+
+
+def search_among(
+    question: Question,
+    among: Collection[Placement],
+    *,
+    starts: Mapping[Placement, float] | None = None,
+    executor: Executor | None = None,
+    progress: Progress | None = None,
+) -> tuple[SearchResult, dict[Placement, float]]:
+    """Return the answer for some of a question's candidates, and the rates where their goodputs were first looked for.
+
+    Args:
+        among: the candidates; the others are left out.
+        starts: such rates of all of them: the goodput of each is found from there, and none is pruned.
+    """
+    state = _Search(question, executor, progress, among, starts)
+    return state.run(), state.starts
 
 
 def scenario(question: Question) -> Scenario:
@@ -309,8 +331,18 @@ def _warnings(asked: Scenario, cluster: space.Cluster) -> list[str]:
 class _Search:
     """The state of one search."""
 
-    def __init__(self, question: Question, executor: Executor | None, progress: Progress | None) -> None:
+    def __init__(
+        self,
+        question: Question,
+        executor: Executor | None,
+        progress: Progress | None,
+        among: Collection[Placement] | None = None,
+        starts: Mapping[Placement, float] | None = None,
+    ) -> None:
         self.question = question
+        self.among = among
+        self.given_starts = starts
+        self.starts: dict[Placement, float] = {}
         self.scenario = scenario(question)
         self.runner = Runner(self.scenario, executor=executor, progress=progress)
         self.case = case(question)
@@ -343,7 +375,11 @@ class _Search:
             *(Goal(frozenset(e for e in entrants if e.placement.is_colocated is kind), 1) for kind in (False, True)),
             Goal(everyone, 1, by_total=True),
         ]
-        self.race.contest(entrants, goals)
+        if self.given_starts is None:
+            self.race.contest(entrants, goals)
+        else:
+            self._seek_from(entrants, self.given_starts)
+        self.starts = {e.placement: e.estimator.start_per_s for e in entrants if e.estimator is not None}
         wanted = [e for e in entrants if e.placement in self.question.always]
         self.race.seek(wanted)
         reported = dict.fromkeys([e for goal in goals for e in goal.best] + [e for e in wanted if e.failed > 0])
@@ -356,11 +392,18 @@ class _Search:
         stable = {entrant: max(rate, entrant.stable_per_s) for entrant, rate in self.stable_per_s.items()}
         return self._answer(infeasible, entrants, reported, stable)
 
+    def _seek_from(self, entrants: Sequence[Entrant], starts: Mapping[Placement, float]) -> None:
+        """Find the goodputs as another search did that began at these rates: its runs are those of this one."""
+        per_gpu = {e: _shared(starts[e.placement], e.num_gpus) for e in entrants if e.failed > 0}
+        self.race._run([self.race._examine(e, 0.0, start) for e, start in per_gpu.items()])
+
     def _enter(self) -> tuple[list[Trial], list[Entrant]]:
         """Return the trials of placements that cannot run, and the others."""
         cluster, longest = self.question.cluster, self.case.sample.longest
         infeasible, entrants = [], []
         for placement in candidates(self.question):
+            if self.among is not None and placement not in self.among:
+                continue
             reasons = feasibility.reasons(placement, profiles=self.scenario.profiles, cluster=cluster, longest=longest)
             if reasons:
                 infeasible.append(Trial(placement, State.INFEASIBLE, reasons=reasons))
@@ -519,8 +562,10 @@ class _Search:
 
     def _trial(self, entrant: Entrant, reported: bool, stable_per_s: float | None) -> Trial:
         placement, replicas = entrant.placement, self._replicas(entrant.placement)
-        if entrant.failure is not None:
-            return Trial(placement, State.FAILED, replicas, (entrant.failure,))
+        fault = self.runner.faults.get(placement)
+        failure = entrant.failure if fault is None else fault.why
+        if failure is not None:
+            return Trial(placement, State.FAILED, replicas, (failure,))
         goodput = entrant.goodput
         if reported and goodput is not None:
             operation = operation_of(placement, goodput, entrant.outcomes, stable_per_s)
@@ -540,6 +585,13 @@ class _Search:
         return Trial(
             placement, State.PRUNED, replicas, (why,), bound_per_gpu_per_s=bound, failed_at_per_gpu_per_s=failed_at
         )
+
+
+def _shared(rate_per_s: float, num_gpus: int) -> float:
+    """Return a rate per GPU that times the GPUs is the rate to the last bit, if there is one."""
+    near = rate_per_s / num_gpus
+    tries = (near, math.nextafter(near, math.inf), math.nextafter(near, 0.0))
+    return next((rate for rate in tries if rate * num_gpus == rate_per_s), near)
 
 
 def _times(placement: Placement, copies: int) -> Placement:

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from dsim.errors import InputError
 from dsim.pools import Placement
+from placement.crew import each
 from placement.objective import Prices, cost_usd_per_h, plus, usd_per_million_tokens
 from placement.pareto import played
 from placement.probe import Probe, Scenario
@@ -453,11 +454,7 @@ class _Sizer:
         if key not in self.e2e:
             run = horizon(self.question)
             probes = [Probe(placement, rate_per_s, i, run.warmup, run.counted, run.tail) for i in range(_REPLICATIONS)]
-            if self.executor is None:
-                means = [mean_e2e_s(self.scenario, probe) for probe in probes]
-            else:
-                futures = [self.executor.submit(mean_e2e_s, self.scenario, probe) for probe in probes]
-                means = [future.result() for future in futures]
+            means = each(mean_e2e_s, self.scenario, probes, self.executor)
             self.probes += len(probes)
             self.requests += len(probes) * (run.warmup + run.counted + run.tail)
             spread = mean_interval(means, confidence=self.question.confidence)

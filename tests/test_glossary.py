@@ -81,8 +81,12 @@ WORKINGS = {
     "dsim.transfer": "a transfer's time, from the handover's numbers",
     "dsim.yamlfile": "positions in a file, for messages",
     "placement.controls": "what departs from the usual in a replication's requests",
+    "placement.cache": "results of runs as a cache file has them",
+    "placement.crew": "what runs probes, and what becomes of those that do not end by themselves",
     "placement.probe": "tasks and outcomes that the runner carries",
     "placement.race": "the state of a search",
+    "placement.shards": "parts of a search as their files have them",
+    "placement.worker": "what workers answer",
 }
 
 #: Dataclasses of public modules that only other modules of the package meet.

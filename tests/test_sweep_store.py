@@ -29,8 +29,9 @@ from experiments import runner
 from experiments.compare import closeness, compare
 from experiments.runner import Outcome, run_tasks
 from experiments.settings import Setting
-from experiments.store import Row, RowsFile, Shard, check_same, load_sweep, read_rows, summarized
+from experiments.store import Row, RowsFile, check_same, load_sweep, read_rows, summarized
 from experiments.sweepfile import Sweep, Task
+from placement.shards import Shard
 from placement.statistics import mean_interval
 from tests.cli import Cli
 from tests.test_sweep_files import GOOD, sweep_of
@@ -260,7 +261,7 @@ def test_refused_shards(text: str, cli: Cli, small: Path, tmp_path: Path) -> Non
 def test_shards_are_a_partition(tmp_path: Path) -> None:
     tasks = sweep_of(GOOD, tmp_path).tasks
     for parts in range(1, 15):
-        found = [task for part in range(parts) for task in Shard(part + 1, parts).tasks(tasks)]
+        found = [task for part in range(parts) for task in Shard(part + 1, parts).share(tasks)]
         assert sorted(task.id for task in found) == sorted(task.id for task in tasks)
 
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 _NOT_IN_FILES = {"config", "set", "help", "dry-run"}
 #: Options that change where results go, not what they are.
 _NOT_THE_RUN = {"format", "step-log", "output-dir", "overwrite", "quiet", "no-color", "jobs"}
+_NOT_THE_RUN |= {"dask", "time-limit", "resume", "retry-failed", "cache", "shard", "merge"}
 
 
 @dataclass(frozen=True, slots=True)

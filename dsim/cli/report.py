@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 _NOT_THE_QUESTION = frozenset(
     {"jobs", "output_format", "output_dir", "overwrite", "config", "assignments", "dry_run", "quiet", "no_color"}
     | {"objective", "rate", "price", "pareto"}
+    | {"dask", "time_limit", "resume", "retry_failed", "cache", "shard", "merge"}
 )
 
 

@@ -49,6 +49,18 @@ from dsim.cli.options import (
 from dsim.cli.output import Table
 from dsim.cli.plans import not_enough, plan_parts
 from dsim.cli.prices import PriceOption, asked_prices, price_lines, price_list, usd, with_costs
+from dsim.cli.search_runs import (
+    CacheFile,
+    DaskAddress,
+    MergeFolders,
+    Resume,
+    RetryFailed,
+    Runs,
+    ShardText,
+    TimeLimit,
+    asked_runs,
+    told_where_to_go_on,
+)
 from dsim.errors import InputError, by_option
 from dsim.options import Evidence, ExpertSharing, KvDtype, Options, PrefillBatching, TokenLimit
 from dsim.pools import Placement, Policy, Role
@@ -57,6 +69,7 @@ from dsim.units import parse_share
 
 if TYPE_CHECKING:
     from dsim.profile import Profile
+    from placement.crew import Crew
     from placement.curve import Curve
     from placement.objective import Prices
     from placement.pareto import Point
@@ -186,9 +199,16 @@ def search(
     ] = False,
     seed: Seed = 0,
     jobs: Jobs = None,
+    dask: DaskAddress = None,
+    time_limit: TimeLimit = None,
     output_format: FormatOption = Format.TABLE,
     output_dir: OutputDirectory = None,
+    resume: Resume = False,
+    retry_failed: RetryFailed = False,
     overwrite: Overwrite = False,
+    cache: CacheFile = None,
+    shard: ShardText = None,
+    merge: MergeFolders = None,
     config: Config = None,
     assignments: Assignments = None,
     dry_run: DryRun = False,
@@ -232,18 +252,60 @@ def search(
     names = ["result.json", "trials.csv", "attainment.csv", "attainment.png", "config.yaml"]
     if pareto:
         names.append("pareto.csv")
-    if output_dir is not None:
-        from dsim.cli.output import OutputFolder
-
-        folder = OutputFolder(output_dir, overwrite=overwrite)
-        folder.check(names)
+    runs = asked_runs(
+        jobs=jobs,
+        workers=workers,
+        dask=dask,
+        output_dir=output_dir,
+        cache=cache,
+        time_limit=time_limit,
+        resume=resume,
+        retry_failed=retry_failed,
+        overwrite=overwrite,
+        shard=shard,
+        merge=merge,
+        options=rerun_text(context),
+    )
+    if (runs.shard or runs.merge) and (sought.rate_per_s is not None or (runs.shard and pareto)):
+        hint = "leave it out, or search without --shard" if runs.shard else "ask it of dsim size"
+        raise InputError("--pareto" if pareto else "--objective", "is not for parts of a search", hint=hint)
+    runs.check(names)
+    runs.check_shards(question)
     if dry_run:
-        _print_plan(asked, question, output_format=output_format, files=names if output_dir is not None else [])
+        _print_plan(asked, question, output_format=output_format, files=runs.files(names))
         return 0
-    with progress_bar(quiet=quiet, no_color=no_color) as progress:
-        result, curves, more = _found(question, sought, jobs=workers, progress=progress, draw=output_dir is not None)
+    with told_where_to_go_on(runs, quiet=quiet), runs.opened(question) as store:
+        with progress_bar(quiet=quiet, no_color=no_color) as progress, runs.crew(store) as crew:
+            result, curves, more = _found(question, sought, runs, crew, progress=progress)
+        return _finish(
+            context,
+            asked,
+            question,
+            sought,
+            runs,
+            (result, curves, more),
+            output_format=output_format,
+            quiet=quiet,
+            no_color=no_color,
+        )
+
+
+def _finish(
+    context: typer.Context,
+    asked: Asked,
+    question: Question,
+    sought: Sought,
+    runs: Runs,
+    found: tuple[SearchResult, tuple[Curve, ...], More],
+    *,
+    output_format: Format,
+    quiet: bool,
+    no_color: bool,
+) -> int:
+    """Write and print the answer, and return the exit code."""
+    result, curves, more = found
     answer = _with_kv(_with_prices({**result.to_dict(), **described(asked, question)}, result, sought, more), question)
-    if output_dir is not None:
+    if runs.folder is not None and runs.shard is None:
         from dsim.cli.output import to_csv, to_json
 
         files: dict[str, str | bytes] = {
@@ -251,19 +313,23 @@ def search(
             "trials.csv": to_csv(answer["trials"]),
             "config.yaml": rerun_text(context),
         }
-        if pareto:
+        if sought.pareto:
             files["pareto.csv"] = to_csv(answer["pareto"])
         if curves:
             from experiments.plots import attainment_png
 
             files["attainment.csv"] = to_csv(_curve_rows(curves))
             files["attainment.png"] = attainment_png(curves, target=question.attainment, title=_title(asked, question))
-        folder.write(files)
+        runs.write(files)
     _print(asked, question, result, answer, sought, more, output_format=output_format, no_color=no_color)
-    if output_dir is not None:
+    if runs.folder is not None:
         from dsim.cli.output import note
 
-        note(f"wrote {', '.join(sorted(files))} to {output_dir}", quiet=quiet)
+        names = sorted(files) if runs.shard is None else [runs.files([])[0]]
+        note(f"wrote {', '.join(names)} to {runs.folder}", quiet=quiet)
+    if runs.shard is not None:
+        # Whether anything serves the rate the other parts know, too.
+        return 0
     if result.is_feasible and (more.sizing is None or more.sizing.fits):
         return 0
     short = more.sizing is not None and more.sizing.plan is not None
@@ -487,38 +553,34 @@ def _sought(
 
 
 def _found(
-    question: Question, sought: Sought, *, jobs: int, progress: Progress | None, draw: bool
+    question: Question, sought: Sought, runs: Runs, crew: Crew, *, progress: Progress | None
 ) -> tuple[SearchResult, tuple[Curve, ...], More]:
     """Return the answer, the curves of the best placements if they are to be drawn, and what else is sought."""
-    from placement.runner import local_processes
-    from placement.search import search as run
+    sizing, points = None, None
+    if sought.rate_per_s is not None:
+        from placement.size import Rate, size
 
-    with local_processes(jobs) as executor:
-        sizing, points = None, None
-        if sought.rate_per_s is not None:
-            from placement.size import Rate, size
+        sizing = size(
+            question,
+            Rate(sought.rate_per_s),
+            prices=sought.prices,
+            available_gpus=question.cluster.num_gpus,
+            executor=crew,
+            progress=progress,
+        )
+    result = sizing.searched if sizing is not None else runs.search(question, crew, progress)
+    if sought.pareto:
+        from placement.pareto import pareto
 
-            sizing = size(
-                question,
-                Rate(sought.rate_per_s),
-                prices=sought.prices,
-                available_gpus=question.cluster.num_gpus,
-                executor=executor,
-                progress=progress,
-            )
-        result = sizing.searched if sizing is not None else run(question, executor=executor, progress=progress)
-        if sought.pareto:
-            from placement.pareto import pareto
+        points = pareto(question, result, prices=sought.prices, executor=crew)
+    more = More(sizing=sizing, points=points)
+    best = [trial for trial in (result.best.disaggregated, result.best.colocated) if trial is not None]
+    if runs.folder is None or runs.shard is not None or not best:
+        return result, (), more
+    from placement.curve import attainment_curves
 
-            points = pareto(question, result, prices=sought.prices, executor=executor)
-        more = More(sizing=sizing, points=points)
-        best = [trial for trial in (result.best.disaggregated, result.best.colocated) if trial is not None]
-        if not draw or not best:
-            return result, (), more
-        from placement.curve import attainment_curves
-
-        curves = attainment_curves(question, best, shares=_CURVE_SHARES, executor=executor, progress=progress)
-        return result, curves, more
+    curves = attainment_curves(question, best, shares=_CURVE_SHARES, executor=crew, progress=progress)
+    return result, curves, more
 
 
 @contextlib.contextmanager

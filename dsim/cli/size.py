@@ -53,6 +53,15 @@ from dsim.cli.search import (
     progress_bar,
     resolved,
 )
+from dsim.cli.search_runs import (
+    CacheFile,
+    DaskAddress,
+    Resume,
+    RetryFailed,
+    TimeLimit,
+    asked_runs,
+    told_where_to_go_on,
+)
 from dsim.errors import InputError
 from dsim.options import ExpertSharing, KvDtype, PrefillBatching
 from dsim.pools import Policy
@@ -143,9 +152,14 @@ def size(
     ] = False,
     seed: Seed = 0,
     jobs: Jobs = None,
+    dask: DaskAddress = None,
+    time_limit: TimeLimit = None,
     output_format: FormatOption = Format.TABLE,
     output_dir: OutputDirectory = None,
+    resume: Resume = False,
+    retry_failed: RetryFailed = False,
     overwrite: Overwrite = False,
+    cache: CacheFile = None,
     config: Config = None,
     assignments: Assignments = None,
     dry_run: DryRun = False,
@@ -191,25 +205,33 @@ def size(
         question = replace(question, num_gpus=available)
     prices = asked_prices(price, question.profiles, question.roles)
     question = _with_objective(question, objective, prices)
-    if output_dir is not None:
-        from dsim.cli.output import OutputFolder
-
-        folder = OutputFolder(output_dir, overwrite=overwrite)
-        folder.check(_FILES)
+    runs = asked_runs(
+        jobs=jobs,
+        workers=workers,
+        dask=dask,
+        output_dir=output_dir,
+        cache=cache,
+        time_limit=time_limit,
+        resume=resume,
+        retry_failed=retry_failed,
+        overwrite=overwrite,
+        options=rerun_text(context),
+    )
+    runs.check(list(_FILES))
     if dry_run:
         _print_plan(asked, question, demand, available, output_format=output_format)
         return 0
-    from placement.runner import local_processes
     from placement.size import size as run
 
-    with progress_bar(quiet=quiet, no_color=no_color) as progress, local_processes(workers) as executor:
-        sizing = run(question, demand, prices=prices, available_gpus=available, executor=executor, progress=progress)
-    answer = _answer(asked, question, demand, sizing, prices, available, objective)
-    if output_dir is not None:
-        from dsim.cli.output import note, to_csv, to_json
+    with told_where_to_go_on(runs, quiet=quiet), runs.opened(question) as store:
+        with progress_bar(quiet=quiet, no_color=no_color) as progress, runs.crew(store) as crew:
+            sizing = run(question, demand, prices=prices, available_gpus=available, executor=crew, progress=progress)
+        answer = _answer(asked, question, demand, sizing, prices, available, objective)
+        if output_dir is not None:
+            from dsim.cli.output import note, to_csv, to_json
 
-        texts = (to_json(answer), to_csv(answer["trials"]), rerun_text(context))
-        folder.write(dict(zip(_FILES, texts, strict=True)))
+            texts = (to_json(answer), to_csv(answer["trials"]), rerun_text(context))
+            runs.write(dict(zip(_FILES, texts, strict=True)))
     _print(asked, question, demand, sizing, answer, prices, output_format=output_format, no_color=no_color)
     if output_dir is not None:
         note(f"wrote {', '.join(sorted(_FILES))} to {output_dir}", quiet=quiet)

@@ -25,8 +25,9 @@ from dsim.errors import InputError
 
 if TYPE_CHECKING:
     from experiments.estimate import Estimate
-    from experiments.store import Row, RowKey, RowsFile, Shard, SweepResults
+    from experiments.store import Row, RowKey, RowsFile, SweepResults
     from experiments.sweepfile import Sweep, Task
+    from placement.shards import Shard
 
 #: Where results go by default.
 _RESULTS = Path("results")
@@ -78,8 +79,9 @@ def sweep(
     from dsim.cli.output import OutputFolder
     from experiments.edits import SET
     from experiments.shipped import find_sweep
-    from experiments.store import RowsFile, Shard, check_places
+    from experiments.store import RowsFile, check_places
     from experiments.sweepfile import read_sweep
+    from placement.shards import Shard
 
     part = None if shard is None else Shard.parse(shard, "--shard")
     path = find_sweep(file, "FILE")
@@ -141,7 +143,7 @@ class _Asked:
     def tasks(self) -> Sequence[Task]:
         """The tasks of the part asked for."""
         shard: Shard | None = self.store.shard
-        return self.sweep.tasks if shard is None else shard.tasks(self.sweep.tasks)
+        return self.sweep.tasks if shard is None else shard.share(self.sweep.tasks)
 
 
 def _workers(jobs: int | None, chosen: Sweep) -> int:

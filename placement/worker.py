@@ -1,0 +1,144 @@
+"""Worker: what runs in another process, thread or machine, which is told the scenario once and may be short of time."""
+
+from __future__ import annotations
+
+import ctypes
+import enum
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+from dsim.version import __version__
+
+#: Scenarios that a worker remembers.
+_REMEMBERED: Final = 4
+#: Time between two attempts to stop a run.
+_AGAIN_S: Final = 0.5
+
+#: Scenarios that this process was told, by token, the last used last: state of a worker, which nobody else sees.
+_told: dict[bytes, object] = {}
+
+
+class Unknown(enum.Enum):
+    """What a worker says that does not know the scenario yet."""
+
+    SCENARIO = "scenario"
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """What a call gave.
+
+    Args:
+        result: None if the time was over, or the memory used up.
+        cpu_s: CPU time that it took.
+    """
+
+    result: Any
+    cpu_s: float
+    too_long: bool = False
+    no_memory: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class OtherCode:
+    """What a worker says whose code is not that of whoever asks."""
+
+    version: str
+
+
+def call(
+    function: Callable[[Any, Any], Any],
+    token: bytes,
+    scenario: object | None,
+    item: object,
+    limit_s: float | None,
+    code: str | None,
+) -> Done | Unknown | OtherCode:
+    """Return what `function(scenario, item)` returns, with its CPU time.
+
+    Args:
+        token: of the scenario.
+        scenario: None: the one that was told with this token.
+        limit_s: CPU seconds after which the call is stopped.
+        code: digest of the code that must run here; None: whatever runs here.
+    """
+    if code is not None:
+        from placement.cache import code_id  # only workers elsewhere need it
+
+        if code != code_id():
+            return OtherCode(__version__)
+    if scenario is None:
+        scenario = _told.pop(token, None)
+        if scenario is None:
+            return Unknown.SCENARIO
+    _told[token] = scenario
+    while len(_told) > _REMEMBERED:
+        _told.pop(next(iter(_told)), None)
+    return timed(function, scenario, item, limit_s)
+
+
+def timed(function: Callable[[Any, Any], Any], scenario: object, item: object, limit_s: float | None) -> Done:
+    """Return what `function(scenario, item)` returns, with its CPU time, unless it takes more than the limit."""
+    start_s = time.thread_time()
+    result, too_long, no_memory = None, False, False
+    watch = None if limit_s is None else _Watch(limit_s)
+    try:
+        try:
+            result = function(scenario, item)
+        finally:
+            if watch is not None:
+                watch.end()
+    except MemoryError:
+        no_memory = True
+    except _TimeOverError:
+        if watch is not None:
+            watch.end()
+        too_long = True
+    return Done(result, time.thread_time() - start_s, too_long, no_memory)
+
+
+class _TimeOverError(BaseException):
+    """Is raised in a call whose time is over; no handler of errors may catch it."""
+
+
+class _Watch:
+    """Stops this thread when it has taken so much CPU time.
+
+    CPython raises an exception in another thread where it is asked to. A thread whose CPU time the system does not tell
+    has its time on the clock counted.
+    """
+
+    def __init__(self, limit_s: float) -> None:
+        self._thread = threading.get_ident()
+        self._clock = _clock_of(self._thread)
+        self._until_s = self._clock() + limit_s
+        self._ended = threading.Event()
+        self._lock = threading.Lock()
+        threading.Thread(target=self._watch, daemon=True).start()
+
+    def end(self) -> None:
+        """Stop nothing any more."""
+        with self._lock:
+            self._ended.set()
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._thread), None)
+
+    def _watch(self) -> None:
+        while not self._ended.wait(max(self._until_s - self._clock(), 0.01)):
+            if self._clock() < self._until_s:
+                continue
+            with self._lock:
+                if not self._ended.is_set():
+                    error = ctypes.py_object(_TimeOverError)
+                    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._thread), error)
+            # Where the exception was lost, in a finalizer say, it comes again.
+            self._until_s = self._clock() + _AGAIN_S
+
+
+def _clock_of(thread: int) -> Callable[[], float]:
+    if not hasattr(time, "pthread_getcpuclockid"):
+        return time.monotonic
+    clock = time.pthread_getcpuclockid(thread)
+    return lambda: time.clock_gettime(clock)
