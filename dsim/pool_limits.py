@@ -51,7 +51,8 @@ def with_limits(profile: Profile, pool: Pool) -> Profile:
 
 def beyond_range(pool: Pool, profile: Profile) -> tuple[str, ...]:
     """Return which of a pool's own limits are beyond what its profile was measured with, in words."""
-    if pool.parallelism.tp not in profile.latency:
+    unlimited = pool.max_batch_tokens is None and pool.max_batch_requests is None
+    if unlimited or pool.parallelism.tp not in profile.latency:
         return ()
     valid = profile.latency[pool.parallelism.tp].valid_range
     limits = [("max_batch_tokens", pool.max_batch_tokens, valid.prefill_tokens, "prefill tokens")]

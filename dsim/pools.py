@@ -90,7 +90,9 @@ class Pool:
         if self.max_batch_tokens is not None and not self.limits_tokens:
             other = "max_batch_requests" if self.role is Role.DECODE else "the token budget"
             rule = "belongs to pools that prefill whole prompts"
-            raise InputError("placement", rule, name="max_batch_tokens", value=self.max_batch_tokens, hint=f"use {other}")
+            raise InputError(
+                "placement", rule, name="max_batch_tokens", value=self.max_batch_tokens, hint=f"use {other}"
+            )
 
     @property
     def num_gpus(self) -> int:
