@@ -32,6 +32,10 @@ class BatchChoices:
     max_batch_tokens: Mapping[Role, tuple[TokenChoice, ...]] = field(default_factory=dict)
     max_batch_requests: Mapping[Role, tuple[int | None, ...]] = field(default_factory=dict)
 
+    def with_lm(self) -> BatchChoices:
+        """Return them with Lm, and nothing else, as the limit of prefill pools' tokens."""
+        return replace(self, max_batch_tokens={**self.max_batch_tokens, Role.PREFILL: (PrefillBatching.LM,)})
+
     def variants(self, placement: Placement, profiles: Mapping[Role, Profile]) -> Iterator[Placement]:
         """Yield the placement with every combination of limits, itself where there is nothing to try.
 

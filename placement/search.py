@@ -166,6 +166,11 @@ class Question:
         return self.profiles[self.roles[0]].gpu
 
     @property
+    def other_gpus(self) -> tuple[Gpu, ...]:
+        """The GPUs that pools name: none where all lie on those of `profiles`."""
+        return tuple({p.gpu.name: p.gpu for mix in self.mixes for p in mix.values()}.values())
+
+    @property
     def cluster(self) -> space.Cluster:
         """The GPUs there are."""
         if self.fleet is not None:
@@ -209,12 +214,13 @@ def candidates(question: Question) -> tuple[Placement, ...]:
     if question.fleet is None:
         shapes = _shapes(question, question.cluster)
         return tuple(p for shape in shapes for p in question.batches.variants(shape, question.profiles))
+    many = len(question.fleet.types) > 1
     return tuple(
         variant
         for part, mix in _parts(question)
         for placement in _shapes(part, question.fleet.at_most(question.num_gpus).of(gpus_of(mix)))
         if question.fleet.allows(placement)
-        for variant in question.batches.variants(on_gpus(placement, mix), mix)
+        for variant in question.batches.variants(on_gpus(placement, mix) if many else placement, mix)
     )
 
 

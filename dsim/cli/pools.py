@@ -1,0 +1,554 @@
+"""Options about the pools of each role: GPUs, profiles, how many GPUs of which, and limits of their batches."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+import typer
+
+from dsim.cli.inputs import described_profiles, display_name, evidence_lines, number_of, source_line, whole
+from dsim.cli.options import file_path
+from dsim.errors import InputError, nearest
+from dsim.options import PrefillBatching
+from dsim.pools import Placement, Role
+
+if TYPE_CHECKING:
+    from dsim.profile import Profile
+    from placement.mixes import BatchChoices, Fleet, Mix, TokenChoice
+    from placement.result import SearchResult, Trial
+    from placement.search import Question
+    from profiles.mixed import Wanted
+
+PrefillGpu = Annotated[
+    str | None,
+    typer.Option(
+        "--prefill-gpu", metavar="NAMES", help="GPUs of prefill pools: one, or several to choose from, as h100,h20."
+    ),
+]
+DecodeGpu = Annotated[
+    str | None, typer.Option("--decode-gpu", metavar="NAMES", help="GPUs of decode pools. [default: --gpu]")
+]
+ColocatedGpu = Annotated[
+    str | None,
+    typer.Option(
+        "--colocated-gpu", metavar="NAMES", help="GPUs of colocated placements. [default: those of the other pools]"
+    ),
+]
+PrefillProfile = Annotated[
+    Path | None,
+    typer.Option("--prefill-profile", parser=file_path, metavar="FILE", help="A profile of your own for prefill."),
+]
+DecodeProfile = Annotated[
+    Path | None,
+    typer.Option("--decode-profile", parser=file_path, metavar="FILE", help="A profile of your own for decode."),
+]
+Gpus = Annotated[
+    str | None,
+    typer.Option(
+        "--gpus",
+        metavar="N|NAME=N,...",
+        help="At most this many GPUs in all, or of each GPU (h100=8,h20=16) or role (prefill=8,decode=16). "
+        "[default: one node, of each GPU]",
+    ),
+]
+MaxBatchTokens = Annotated[
+    str | None,
+    typer.Option(
+        "--max-batch-tokens",
+        metavar="[ROLE=]N,...",
+        help="Most tokens of a prefill batch to try (vLLM: max_num_batched_tokens): numbers, engine, lm; by role as "
+        "prefill=2048,8192. [default: engine]",
+    ),
+]
+MaxBatchRequests = Annotated[
+    str | None,
+    typer.Option(
+        "--max-batch-requests",
+        metavar="[ROLE=]N,...",
+        help="Most requests of a batch to try (vLLM: max_num_seqs): numbers, engine; by role as decode=64,128. "
+        "[default: engine]",
+    ),
+]
+TokenBudgets = Annotated[
+    str | None,
+    typer.Option(
+        "--token-budgets", metavar="N,...", help="Tokens per step of policy chunked to try. [default: 512,2048,8192]"
+    ),
+]
+
+Limit = TypeVar("Limit")
+
+_ROLES = {role.name.lower(): role for role in Role}
+#: Choices of one limit at most: each multiplies the placements.
+_MOST_CHOICES = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """The profiles of a search over mixes of GPUs.
+
+    Args:
+        profiles: of the first mix of each kind, by role.
+    """
+
+    profiles: Mapping[Role, Profile]
+    mixes: tuple[Mix, ...]
+    fleet: Fleet
+
+    def first(self, role: Role) -> Profile:
+        """Return the profile of a role's first GPU, or of any role where this one is not searched."""
+        return self.profiles.get(role) or next(iter(self.profiles.values()))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoleOptions:
+    """The options that name GPUs and profiles of roles, in the order prefill, decode, colocated."""
+
+    gpus: tuple[str | None, str | None, str | None]
+    files: tuple[Path | None, Path | None, Path | None]
+
+    @property
+    def are_given(self) -> bool:
+        """Whether roles are asked for apart; a profile of colocated placements alone does not count."""
+        return any(self.gpus) or any(self.files[:2])
+
+    def wanted(self, names: Wanted) -> Wanted:
+        """Return what is asked for of every role.
+
+        Args:
+            names: what is asked for whatever the role.
+        """
+        gpus = {
+            role: gpu_names(f"--{role.name.lower()}-gpu", text)
+            for role, text in zip(Role, self.gpus, strict=True)
+            if text is not None
+        }
+        files = {role: file for role, file in zip(Role, self.files, strict=True) if file is not None}
+        return replace(names, gpus=gpus, files=files)
+
+    def chosen(
+        self,
+        names: Wanted,
+        *,
+        roles: Sequence[Role],
+        gpus: str | None,
+        nodes: int | None,
+        gpus_per_node: int | None,
+        within_node: bool,
+        handover: str | None,
+        kv_link: str | None,
+    ) -> Chosen:
+        """Return the profiles of every mix, and the GPUs there are.
+
+        Raises:
+            InputError: an option, what is wrong with it and what to do.
+        """
+        from profiles.mixed import profiles_of_roles
+
+        for role, text in zip(Role, self.gpus, strict=True):
+            if text is not None and role not in roles:
+                option, hint = f"--{role.name.lower()}-gpu", "leave it out, or change --mode"
+                raise InputError(option, "is of a role that is not searched", value=text, hint=hint)
+        if nodes is not None and gpus is not None:
+            raise InputError("--nodes", "does not go with --gpus", value=nodes, hint="leave one of the two out")
+        found = profiles_of_roles(self.wanted(names))
+        fleet = fleet_of(
+            found, roles=roles, gpus=gpus, nodes=nodes, gpus_per_node=gpus_per_node, within_node=within_node
+        )
+        mixes = chosen_mixes(found, fleet, roles=roles, handover=handover, kv_link=kv_link)
+        if within_node and not any(len({p.gpu.name for p in mix.values()}) == 1 for mix in mixes):
+            rule = "keeps pairs within a node, and a node has GPUs of one type"
+            raise InputError("--affinity", rule, value="low", hint="leave it out, or name one GPU for both roles, too")
+        first: dict[Role, Profile] = {}
+        for mix in mixes:
+            first = {**mix, **first}
+        return Chosen(first, mixes, fleet)
+
+
+def roles_of(mode: str) -> tuple[Role, ...]:
+    """Return the roles that a mode searches.
+
+    >>> [role.value for role in roles_of("both")]
+    ['P', 'D', 'C']
+    """
+    return tuple(role for role in Role if mode == "both" or (role is Role.COLOCATED) == (mode == "colocated"))
+
+
+def gpu_names(option: str, text: str) -> tuple[str, ...]:
+    """Return the GPUs that an option names."""
+    names = tuple(part.strip() for part in text.split(","))
+    if "" in names:
+        raise InputError(option, "names no GPU", value=text, hint="as in h100 or h100,h20; see dsim gpus")
+    return names
+
+
+def whole_number_of_gpus(text: str | None) -> int | None:
+    """Return a plain number of GPUs; None where none is given.
+
+    Raises:
+        InputError: it is no number.
+    """
+    if text is None:
+        return None
+    if re.fullmatch(r"[-+]?[0-9]{1,18}", str(text).strip()) is None:
+        hint = "as in 24, or h100=8,h20=16, or prefill=8,decode=16"
+        raise InputError("--gpus", "must be a whole number, or numbers by GPU or role", value=text, hint=hint)
+    return whole("--gpus", int(text), at_least=1, at_most=100_000)
+
+
+def budgets(text: str, gpus: Sequence[str], roles: Sequence[Role]) -> tuple[dict[str, int], dict[Role, int]]:
+    """Return how many GPUs there are of each type, and for each role.
+
+    Args:
+        text: as in `h100=8,h20=16` or `prefill=8,decode=16`.
+        gpus: names of the GPUs that are searched.
+        roles: whose pools are searched.
+
+    Raises:
+        InputError: it says something else, or the same twice.
+    """
+    from dsim.catalog import find_gpu
+
+    of_gpu: dict[str, int] = {}
+    of_role: dict[Role, int] = {}
+    for part in text.split(","):
+        key, equals, number = (piece.strip() for piece in part.partition("="))
+        if not equals:
+            raise InputError("--gpus", "does not say of what", value=part.strip(), hint="as in h100=8,h20=16")
+        value = whole_number_of_gpus(number)
+        assert value is not None
+        role = _ROLES.get(key.lower())
+        if role is not None:
+            if role not in roles:
+                raise InputError("--gpus", "is a role that is not searched", value=key, hint="leave it out")
+            if role in of_role:
+                raise InputError("--gpus", "stands twice", value=key)
+            of_role[role] = value
+            continue
+        try:
+            name = key if key in gpus else find_gpu(key, where="--gpus").name
+        except InputError:
+            hint = nearest(key, [*gpus, *(role.name.lower() for role in roles)])
+            raise InputError("--gpus", "is neither a GPU nor a role", value=key, hint=hint) from None
+        if name not in gpus:
+            raise InputError("--gpus", f"is not searched: {', '.join(gpus)}", value=key, hint="leave it out")
+        if name in of_gpu:
+            raise InputError("--gpus", "stands twice", value=key)
+        of_gpu[name] = value
+    return of_gpu, of_role
+
+
+def fleet_of(
+    profiles: Mapping[Role, Sequence[Profile]],
+    *,
+    roles: Sequence[Role],
+    gpus: str | None,
+    nodes: int | None,
+    gpus_per_node: int | None,
+    within_node: bool,
+) -> Fleet:
+    """Return the GPUs that there are of each type.
+
+    Raises:
+        InputError: numbers that cannot be, or that leave out a GPU.
+    """
+    from placement.mixes import Fleet
+    from placement.space import asked_cluster
+
+    if gpus_per_node is not None:
+        whole("--gpus-per-node", gpus_per_node, at_least=1, at_most=1024)
+    types = {p.gpu.name: p.gpu for role in roles for p in profiles[role]}
+    if nodes is not None and len(types) > 1:
+        hint = f"give GPUs, as in --gpus {','.join(f'{name}=8' for name in types)}"
+        raise InputError("--nodes", "does not say of which GPU", value=nodes, hint=hint)
+    of_gpu: dict[str, int] = {}
+    of_role: dict[Role, int] = {}
+    total: int | None = None
+    if gpus is not None and "=" in gpus:
+        of_gpu, of_role = budgets(gpus, list(types), roles)
+        if not of_gpu:
+            on = {role: [p.gpu.name for p in profiles[role]] for role in roles}
+            of_gpu, total = _by_role(of_role, on, list(types))
+        missing = [name for name in types if name not in of_gpu]
+        if missing:
+            raise InputError("--gpus", f"says nothing of {missing[0]}", value=gpus, hint=f"add {missing[0]}=N")
+    elif gpus is not None:
+        total = whole_number_of_gpus(gpus)
+        assert total is not None
+        of_gpu = dict.fromkeys(types, total)
+    clusters = {
+        name: asked_cluster(
+            gpu, gpus=of_gpu.get(name), nodes=nodes, gpus_per_node=gpus_per_node, within_node=within_node
+        )
+        for name, gpu in types.items()
+    }
+    return Fleet(clusters, total or sum(cluster.num_gpus for cluster in clusters.values()), of_role)
+
+
+def available_by_type(question: Question, text: str | None) -> tuple[dict[str, int] | None, Question]:
+    """Return the GPUs there are of each type, None without such limits; and the question about what they allow.
+
+    Raises:
+        InputError: numbers that cannot be.
+    """
+    from placement.cover import check_available
+
+    if text is None or "=" not in text:
+        return None, question
+    fleet = question.fleet
+    if fleet is None or len(fleet.types) < 2:
+        hint = "give a plain number, or several GPUs (--prefill-gpu, --decode-gpu)"
+        raise InputError("--gpus", "is by type, and there is one", value=text, hint=hint)
+    there, of_role = budgets(text, list(fleet.types), question.roles)
+    if of_role:
+        raise InputError("--gpus", "is by GPU here, not by role", value=text, hint=f"as in {next(iter(fleet.types))}=8")
+    missing = [name for name in fleet.types if name not in there]
+    if missing:
+        raise InputError("--gpus", f"says nothing of {missing[0]}", value=text, hint=f"add {missing[0]}=N")
+    check_available(there)
+    types = {n: replace(part, num_gpus=min(part.num_gpus, there[n])) for n, part in fleet.types.items()}
+    return there, replace(question, fleet=replace(fleet, types=types))
+
+
+def _by_role(
+    of_role: Mapping[Role, int], on: Mapping[Role, Sequence[str]], types: Sequence[str]
+) -> tuple[dict[str, int], int]:
+    """Return how many GPUs there are of each type and in all where only roles have numbers.
+
+    Colocated pools without a number may use what the others may.
+
+    Args:
+        on: the types that each role's pools may lie on.
+    """
+    pairs = [role for role in on if role is not Role.COLOCATED]
+    missing = [role.name.lower() for role in pairs if role not in of_role]
+    if missing:
+        text = ",".join(f"{role.name.lower()}={number}" for role, number in of_role.items())
+        raise InputError("--gpus", f"says nothing of {missing[0]}", value=text, hint=f"add {missing[0]}=N")
+    whole_pair, colocated = sum(of_role[role] for role in pairs), of_role.get(Role.COLOCATED, 0)
+    found = {}
+    for name in types:
+        own = sum(of_role[role] for role in pairs if name in on[role])
+        found[name] = max(own, colocated if name in on.get(Role.COLOCATED, ()) else 0) or whole_pair
+    return found, max(whole_pair, colocated)
+
+
+def chosen_mixes(
+    found: Mapping[Role, Sequence[Profile]],
+    fleet: Fleet,
+    *,
+    roles: Sequence[Role],
+    handover: str | None,
+    kv_link: str | None,
+) -> tuple[Mix, ...]:
+    """Return every mix of the roles' GPUs, with the handover between its ends.
+
+    Raises:
+        InputError: a handover that cannot be, or KV that cannot be handed over.
+    """
+    from placement.mixes import check_mixes
+    from profiles.handover import asked_handover
+    from profiles.mixed import handed_over
+
+    mixes: list[Mix] = []
+    if Role.PREFILL in roles:
+        for prefill, decode in itertools.product(found[Role.PREFILL], found[Role.DECODE]):
+            if prefill.gpu.name == decode.gpu.name:
+                part = fleet.types[decode.gpu.name]
+                crosses = part.num_gpus > max(part.gpus_per_node, decode.gpu.scale_up_domain_gpus)
+                ends = [asked_handover(p, handover, kv_link, crosses_nodes=crosses) for p in (prefill, decode)]
+            else:
+                ends = list(handed_over(prefill, decode, lambda p, link: _asked(p, handover, kv_link, link)))
+            mixes.append({Role.PREFILL: ends[0], Role.DECODE: ends[1]})
+    if Role.COLOCATED in roles:
+        mixes += [{Role.COLOCATED: profile} for profile in found[Role.COLOCATED]]
+    try:
+        check_mixes(mixes)
+    except InputError as error:
+        where = "--kv-dtype" if error.name == "kv_bytes_per_token" else "--decode-gpu"
+        raise InputError(where, error.rule, name=error.name, value=error.value, hint=error.hint) from None
+    return tuple(mixes)
+
+
+def _asked(profile: Profile, handover: str | None, kv_link: str | None, link: str | None) -> Profile:
+    """Return a profile with the handover asked for; over `link` where the user names none."""
+    from profiles.handover import asked_handover
+
+    return asked_handover(profile, handover, kv_link or link, crosses_nodes=True)
+
+
+# Limits of batches
+
+
+def asked_batches(
+    batching: PrefillBatching, max_batch_tokens: str | None, max_batch_requests: str | None
+) -> BatchChoices:
+    """Return the limits of a batch to try for each role.
+
+    Raises:
+        InputError: a text is no list of limits.
+    """
+    from placement.mixes import BatchChoices
+
+    if batching is PrefillBatching.LM and max_batch_tokens is not None:
+        hint = "leave one of the two out; --max-batch-tokens takes lm, too"
+        raise InputError("--max-batch-tokens", "does not go with --prefill-batching lm", hint=hint)
+    return BatchChoices(
+        _choices("--max-batch-tokens", max_batch_tokens, (Role.PREFILL, Role.COLOCATED), _tokens),
+        _choices("--max-batch-requests", max_batch_requests, tuple(Role), _requests),
+    )
+
+
+def asked_budgets(text: str | None) -> tuple[int, ...]:
+    """Return the token budgets to try."""
+    from placement.space import TOKEN_BUDGETS
+
+    if text is None:
+        return TOKEN_BUDGETS
+    numbers = [_number("--token-budgets", part.strip(), "as in 512,2048,8192") for part in text.split(",")]
+    return tuple(dict.fromkeys(numbers))
+
+
+def _choices(
+    option: str, text: str | None, roles: Sequence[Role], read: Callable[[str, str], Limit]
+) -> dict[Role, tuple[Limit, ...]]:
+    """Return the values of each role; what stands before any role is for all, what follows a value for its role."""
+    found: dict[Role, list[Limit]] = {}
+    at: Sequence[Role] = roles
+    for part in () if text is None else text.split(","):
+        key, equals, value = (piece.strip() for piece in part.partition("="))
+        if equals:
+            role = _ROLES.get(key.lower())
+            if role is None or role not in roles:
+                names = [role.name.lower() for role in roles]
+                raise InputError(option, "is no role that has this limit", value=key, hint=nearest(key, names))
+            if at is roles and found:
+                # Said of all before, and now of one: the one has its own.
+                found.pop(role, None)
+            at = (role,)
+        choice = read(option, value if equals else key)
+        for role in at:
+            if choice not in found.setdefault(role, []):
+                found[role].append(choice)
+            if len(found[role]) > _MOST_CHOICES:
+                raise InputError(option, f"has more than {_MOST_CHOICES} values", value=text, hint="try fewer")
+    return {role: tuple(values) for role, values in found.items()}
+
+
+def _tokens(option: str, text: str) -> TokenChoice:
+    for batching in PrefillBatching:
+        if text.lower() == batching.value:
+            return batching
+    return _number(option, text, "as in 2048,8192, engine or lm, or prefill=2048,8192")
+
+
+def _requests(option: str, text: str) -> int | None:
+    if text.lower() == PrefillBatching.ENGINE.value:
+        return None
+    return _number(option, text, "as in 64,128 or engine, or prefill=8,decode=64,128")
+
+
+def _number(option: str, text: str, hint: str) -> int:
+    if re.fullmatch(r"[-+]?[0-9]{1,18}", text) is None:
+        raise InputError(option, "is no number", value=text, hint=hint)
+    return whole(option, int(text), at_least=1)
+
+
+# What an answer says of mixes
+
+
+def mixed_gpus(question: Question) -> str:
+    """Return the GPUs of a search by name."""
+    return ", ".join(dict.fromkeys(p.gpu.name for mix in question.mixes for p in mix.values())) or question.gpu.name
+
+
+def described_mixes(question: Question) -> dict[str, Any]:
+    """Return the profile of each role and GPU: by role, followed by @ and the GPU where a role has several."""
+    every: dict[Role, dict[str, Profile]] = {}
+    for mix in question.mixes or (question.profiles,):
+        for role, profile in mix.items():
+            every.setdefault(role, {}).setdefault(profile.gpu.name, profile)
+    found: dict[str, Any] = {}
+    for role in question.roles:
+        for gpu, profile in every[role].items():
+            name = role.name.lower() if len(every[role]) == 1 else f"{role.name.lower()}@{gpu}"
+            found[name] = described_profiles({role: profile}, [role])[role.name.lower()]
+    return found
+
+
+def mixed_introduction(question: Question, *, model: str | None) -> list[str]:
+    """Return the lines that say which profiles a search over mixes has, and what KV goes over."""
+    from profiles.handover import handover_line
+
+    known = question.model
+    name = f"{display_name(known)} ({known.hugging_face})"
+    lines = [f"{model} = {name} on {mixed_gpus(question)}" if model else f"{name} on {mixed_gpus(question)}"]
+    every = [(role, p) for mix in question.mixes for role, p in mix.items()]
+    evidence: list[str] = []
+    for role in question.roles:
+        for profile in {p.gpu.name: p for own, p in every if own is role}.values():
+            lines.append(f"{role.name.lower()} on {profile.gpu.name}: {source_line(profile)}")
+            evidence += [f"{profile.gpu.name}: {line}" for line in evidence_lines(profile)]
+    lines += dict.fromkeys(evidence)
+    for mix in question.mixes:
+        if Role.PREFILL in mix and mix[Role.PREFILL].gpu.name != mix[Role.DECODE].gpu.name:
+            ends = f"{mix[Role.PREFILL].gpu.name} to {mix[Role.DECODE].gpu.name}"
+            lines.append(f"KV from {ends} crosses nodes at the slower end's rate: {handover_line(mix[Role.DECODE])}")
+    return lines
+
+
+def fleet_line(question: Question) -> str:
+    """Return how many GPUs there are, in words."""
+    fleet = question.fleet
+    assert fleet is not None
+    types = [
+        f"{number_of(part.num_gpus, name)} in {number_of(part.num_nodes, 'node')} of {part.gpus_per_node}"
+        for name, part in fleet.types.items()
+    ]
+    roles = [f"{number} for {role.name.lower()}" for role, number in fleet.by_role.items()]
+    text = f"at most {number_of(question.cluster.num_gpus, 'GPU')}, of which at most {', '.join(types)}"
+    return text + (f"; at most {', '.join(roles)}" if roles else "")
+
+
+def by_mix_lines(question: Question, result: SearchResult) -> list[str]:
+    """Return the best that is known of every mix of GPUs, best first."""
+    seen: dict[tuple[str, ...], Trial] = {}
+    for trial in result.trials:
+        if trial.state.value in ("COMPLETE", "PRUNED"):
+            seen.setdefault(_kind(trial.placement), trial)
+    if len(seen) < 2:
+        return []
+    lines = ["the best known of each kind, per GPU of whatever type:" if question.prices is None else
+             "the best known of each kind, in the order of goodput per dollar:"]  # fmt: skip
+    for kind, trial in seen.items():
+        goodput = trial.goodput_per_gpu_per_s
+        if goodput is not None:
+            known = f"{goodput.best:.3g} ({goodput.low:.3g} - {goodput.high:.3g}) requests/s per GPU"
+        else:
+            known = "; ".join(trial.reasons)
+        lines.append(f"  {' '.join(kind)}: {trial.placement.label}: {known}")
+    return lines
+
+
+def _kind(placement: Placement) -> tuple[str, ...]:
+    return tuple(f"{pool.role.value} {pool.gpu}" for pool in placement.pools)
+
+
+def check_lm(question: Question) -> None:
+    """See that every profile whose Lm is to be tried has one.
+
+    Raises:
+        InputError: one has none.
+    """
+    for role, choices in question.batches.max_batch_tokens.items():
+        if PrefillBatching.LM not in choices:
+            continue
+        for mix in question.mixes or (question.profiles,):
+            if role in mix and role in question.roles and mix[role].saturation_tokens is None:
+                rule = f"needs Lm, which profile {mix[role].name} does not have"
+                raise InputError("--max-batch-tokens", rule, value="lm", hint="leave lm out, or give numbers")
