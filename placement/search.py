@@ -188,7 +188,7 @@ class Question:
     def to_dict(self) -> dict[str, Any]:
         """Return the question for provenance."""
         used = {role.name.lower(): self.profiles[role] for role in self.roles}
-        return {
+        return self._mixed() | {
             "model": self.model.name,
             "gpu": self.gpu.name,
             "profiles": {role: {"name": p.name, "sha256": p.sha256} for role, p in used.items()},
@@ -207,6 +207,22 @@ class Question:
             "confidence": self.confidence,
             "num_requests": self.num_requests,
         }
+
+    def _mixed(self) -> dict[str, Any]:
+        """Return what questions have that are about several GPUs, or limits of a batch."""
+        found: dict[str, Any] = {}
+        if self.fleet is not None:
+            found["mixes"] = [
+                {role.name.lower(): {"gpu": p.gpu.name, "sha256": p.sha256} for role, p in mix.items()}
+                for mix in self.mixes
+            ]
+            found["fleet"] = {name: [part.num_gpus, part.gpus_per_node] for name, part in self.fleet.types.items()}
+            found["by_role"] = {role.name.lower(): number for role, number in self.fleet.by_role.items()}
+        if self.batches != BatchChoices():
+            found["batches"] = repr(self.batches)
+        if self.token_budgets != space.TOKEN_BUDGETS:
+            found["token_budgets"] = list(self.token_budgets)
+        return found
 
 
 def candidates(question: Question) -> tuple[Placement, ...]:
@@ -378,7 +394,8 @@ class _Search:
         self.runner = Runner(self.scenario, executor=executor, progress=progress)
         self.case = case(question)
         self.cases: dict[object, bounds.Case] = {}
-        self.warnings = _warnings(self.scenario, question.cluster)
+        fleet = [question.cluster] if question.fleet is None else question.fleet.types.values()
+        self.warnings = _warnings(self.scenario, max(fleet, key=lambda part: part.num_nodes))
         self.replications = replications_of(question)
         checks = min(_CHECKS, self.replications[0]) if self.scenario.transient else 1
         horizons = _horizons(question, self.case)

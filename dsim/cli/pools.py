@@ -18,6 +18,7 @@ from dsim.options import PrefillBatching
 from dsim.pools import Placement, Role
 
 if TYPE_CHECKING:
+    from dsim.model import Model
     from dsim.profile import Profile
     from placement.mixes import BatchChoices, Fleet, Mix, TokenChoice
     from placement.result import SearchResult, Trial
@@ -161,13 +162,116 @@ class RoleOptions:
             found, roles=roles, gpus=gpus, nodes=nodes, gpus_per_node=gpus_per_node, within_node=within_node
         )
         mixes = chosen_mixes(found, fleet, roles=roles, handover=handover, kv_link=kv_link)
-        if within_node and not any(len({p.gpu.name for p in mix.values()}) == 1 for mix in mixes):
+        pairs = [{p.gpu.name for p in mix.values()} for mix in mixes if Role.PREFILL in mix]
+        if within_node and pairs and min(map(len, pairs)) > 1:
             rule = "keeps pairs within a node, and a node has GPUs of one type"
             raise InputError("--affinity", rule, value="low", hint="leave it out, or name one GPU for both roles, too")
         first: dict[Role, Profile] = {}
         for mix in mixes:
             first = {**mix, **first}
         return Chosen(first, mixes, fleet)
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """What a placement that is given runs with.
+
+    Args:
+        placement: with the GPU of each pool where they differ, or where the user named it.
+    """
+
+    placement: Placement
+    profiles: Mapping[Role, Profile]
+
+    @property
+    def front(self) -> Profile:
+        """The profile of the pool that requests come to first."""
+        return self.profiles[self.placement.pools[0].role]
+
+    def heading(self, model: str | None) -> list[str]:
+        """Return the lines that say which profiles the pools have, and what KV goes over."""
+        from profiles.handover import handover_line
+
+        used = [(pool.role, self.profiles[pool.role]) for pool in self.placement.pools]
+        gpus = ", ".join(dict.fromkeys(profile.gpu.name for _, profile in used))
+        lines = [named_on(self.front.model, gpus, asked=model), *role_lines(used)]
+        if not self.placement.is_colocated:
+            ends = f"KV {mixed_ends(self.profiles)}: " if "," in gpus else ""
+            lines.append(ends + handover_line(self.profiles[Role.DECODE]))
+        return lines
+
+
+def placed(
+    placement: Placement,
+    names: Wanted,
+    options: RoleOptions,
+    *,
+    handover: str | None,
+    kv_link: str | None,
+) -> Placed | None:
+    """Return what a placement runs with whose pools name GPUs, or whose roles have options; None for others.
+
+    Raises:
+        InputError: an option or a GPU, what is wrong with it and what to do.
+    """
+    from dsim.catalog import find_gpu
+    from profiles.mixed import handed_over, profiles_of_roles
+
+    pools = [
+        pool if pool.gpu is None else replace(pool, gpu=find_gpu(pool.gpu, where="--placement").name)
+        for pool in placement.pools
+    ]
+    if not options.are_given and not any(pool.gpu for pool in pools):
+        return None
+    wanted = options.wanted(names)
+    for role, gpus in wanted.gpus.items():
+        option = f"--{role.name.lower()}-gpu"
+        if role not in {pool.role for pool in pools}:
+            raise InputError(option, "is of a role that the placement does not have", value=",".join(gpus))
+        if len(gpus) > 1:
+            raise InputError(option, "names more than one GPU", value=",".join(gpus), hint="name one")
+    own = {pool.role: (pool.gpu,) for pool in pools if pool.gpu is not None and pool.role not in wanted.files}
+    for role, (name,) in own.items():
+        given = wanted.gpus.get(role, (name,))
+        if find_gpu(given[0]).name != name:
+            option = f"--{role.name.lower()}-gpu"
+            raise InputError(option, f"contradicts --placement, which says {name}", value=given[0])
+    if placement.is_colocated:
+        # There is one pool: what is said of it is said of all.
+        wanted = replace(wanted, gpu=pools[0].gpu or wanted.gpu)
+    found = profiles_of_roles(replace(wanted, gpus={**wanted.gpus, **own}))
+    profiles = {role: each[0] for role, each in found.items()}
+    for option, value in (("--handover", handover), ("--kv-link", kv_link)):
+        if value is not None and placement.is_colocated:
+            hint = "leave it out, or give prefill and decode instances"
+            raise InputError(option, "is for disaggregated placements", value=value, hint=hint)
+    if not placement.is_colocated:
+        prefill, decode = profiles[Role.PREFILL], profiles[Role.DECODE]
+        if prefill.gpu.name == decode.gpu.name:
+            domain_gpus = max(decode.gpu.gpus_per_node, decode.gpu.scale_up_domain_gpus)
+            crosses = placement.num_gpus > domain_gpus
+            prefill, decode = (_asked(p, handover, kv_link, None, crosses=crosses) for p in (prefill, decode))
+        else:
+            prefill, decode = handed_over(prefill, decode, lambda p, link: _asked(p, handover, kv_link, link))
+            pools = [replace(pool, gpu=profiles[pool.role].gpu.name) for pool in pools]
+        profiles |= {Role.PREFILL: prefill, Role.DECODE: decode}
+        check_handed_over([profiles])
+    return Placed(replace(placement, pools=tuple(pools)), profiles)
+
+
+def check_handed_over(mixes: Sequence[Mix]) -> None:
+    """See that KV can be handed over within each mix.
+
+    Raises:
+        InputError: it cannot.
+    """
+    from placement.mixes import check_mixes
+
+    try:
+        check_mixes(mixes)
+    except InputError as error:
+        where = "--kv-dtype" if error.name == "kv_bytes_per_token" else "--decode-gpu"
+        raise InputError(where, error.rule, name=error.name, value=error.value, hint=error.hint) from None
 
 
 def roles_of(mode: str) -> tuple[Role, ...]:
@@ -351,7 +455,6 @@ def chosen_mixes(
     Raises:
         InputError: a handover that cannot be, or KV that cannot be handed over.
     """
-    from placement.mixes import check_mixes
     from profiles.handover import asked_handover
     from profiles.mixed import handed_over
 
@@ -367,19 +470,17 @@ def chosen_mixes(
             mixes.append({Role.PREFILL: ends[0], Role.DECODE: ends[1]})
     if Role.COLOCATED in roles:
         mixes += [{Role.COLOCATED: profile} for profile in found[Role.COLOCATED]]
-    try:
-        check_mixes(mixes)
-    except InputError as error:
-        where = "--kv-dtype" if error.name == "kv_bytes_per_token" else "--decode-gpu"
-        raise InputError(where, error.rule, name=error.name, value=error.value, hint=error.hint) from None
+    check_handed_over(mixes)
     return tuple(mixes)
 
 
-def _asked(profile: Profile, handover: str | None, kv_link: str | None, link: str | None) -> Profile:
+def _asked(
+    profile: Profile, handover: str | None, kv_link: str | None, link: str | None, *, crosses: bool = True
+) -> Profile:
     """Return a profile with the handover asked for; over `link` where the user names none."""
     from profiles.handover import asked_handover
 
-    return asked_handover(profile, handover, kv_link or link, crosses_nodes=True)
+    return asked_handover(profile, handover, kv_link or link, crosses_nodes=crosses)
 
 
 # Limits of batches
@@ -467,39 +568,49 @@ def mixed_gpus(question: Question) -> str:
     return ", ".join(dict.fromkeys(p.gpu.name for mix in question.mixes for p in mix.values())) or question.gpu.name
 
 
-def described_mixes(question: Question) -> dict[str, Any]:
-    """Return the profile of each role and GPU: by role, followed by @ and the GPU where a role has several."""
-    every: dict[Role, dict[str, Profile]] = {}
-    for mix in question.mixes or (question.profiles,):
-        for role, profile in mix.items():
-            every.setdefault(role, {}).setdefault(profile.gpu.name, profile)
-    found: dict[str, Any] = {}
-    for role in question.roles:
-        for gpu, profile in every[role].items():
-            name = role.name.lower() if len(every[role]) == 1 else f"{role.name.lower()}@{gpu}"
-            found[name] = described_profiles({role: profile}, [role])[role.name.lower()]
-    return found
+def described_mixes(question: Question) -> list[dict[str, Any]]:
+    """Return the profiles of every mix by role, as in docs/output.md; none where no pool names its GPU."""
+    return [described_profiles(mix, list(mix)) for mix in question.mixes]
 
 
 def mixed_introduction(question: Question, *, model: str | None) -> list[str]:
     """Return the lines that say which profiles a search over mixes has, and what KV goes over."""
     from profiles.handover import handover_line
 
-    known = question.model
-    name = f"{display_name(known)} ({known.hugging_face})"
-    lines = [f"{model} = {name} on {mixed_gpus(question)}" if model else f"{name} on {mixed_gpus(question)}"]
-    every = [(role, p) for mix in question.mixes for role, p in mix.items()]
-    evidence: list[str] = []
-    for role in question.roles:
-        for profile in {p.gpu.name: p for own, p in every if own is role}.values():
-            lines.append(f"{role.name.lower()} on {profile.gpu.name}: {source_line(profile)}")
-            evidence += [f"{profile.gpu.name}: {line}" for line in evidence_lines(profile)]
-    lines += dict.fromkeys(evidence)
-    for mix in question.mixes:
+    mixes = question.mixes
+    lines = [
+        named_on(question.model, mixed_gpus(question), asked=model),
+        *role_lines([(role, profile) for mix in mixes for role, profile in mix.items()]),
+    ]
+    for mix in mixes:
         if Role.PREFILL in mix and mix[Role.PREFILL].gpu.name != mix[Role.DECODE].gpu.name:
-            ends = f"{mix[Role.PREFILL].gpu.name} to {mix[Role.DECODE].gpu.name}"
-            lines.append(f"KV from {ends} crosses nodes at the slower end's rate: {handover_line(mix[Role.DECODE])}")
+            lines.append(f"KV {mixed_ends(mix)}: {handover_line(mix[Role.DECODE])}")
     return lines
+
+
+def named_on(model: Model, gpus: str, *, asked: str | None) -> str:
+    """Return the line that says what a name was taken for, and on which GPUs."""
+    name = f"{display_name(model)} ({model.hugging_face}) on {gpus}"
+    return f"{asked} = {name}" if asked else name
+
+
+def role_lines(profiles: Sequence[tuple[Role, Profile]]) -> list[str]:
+    """Return the lines that say which profile the roles have on each GPU, and how good it is."""
+    roles: dict[tuple[str, str], list[str]] = {}
+    first: dict[tuple[str, str], Profile] = {}
+    for role, profile in profiles:
+        key = (profile.gpu.name, profile.name)
+        first.setdefault(key, profile)
+        if role.name.lower() not in roles.setdefault(key, []):
+            roles[key].append(role.name.lower())
+    lines = [f"{gpu} ({', '.join(roles[gpu, name])}): {source_line(first[gpu, name])}" for gpu, name in roles]
+    return lines + [f"{gpu}: {line}" for gpu, name in roles for line in evidence_lines(first[gpu, name])]
+
+
+def mixed_ends(mix: Mix) -> str:
+    """Return from where to where KV goes, in words."""
+    ends = f"{mix[Role.PREFILL].gpu.name} to {mix[Role.DECODE].gpu.name}"
+    return f"from {ends} crosses nodes, at the rate of the slower end"
 
 
 def fleet_line(question: Question) -> str:
@@ -507,12 +618,12 @@ def fleet_line(question: Question) -> str:
     fleet = question.fleet
     assert fleet is not None
     types = [
-        f"{number_of(part.num_gpus, name)} in {number_of(part.num_nodes, 'node')} of {part.gpus_per_node}"
+        f"{part.num_gpus} {name} ({number_of(part.num_nodes, 'node')} of {part.gpus_per_node})"
         for name, part in fleet.types.items()
     ]
     roles = [f"{number} for {role.name.lower()}" for role, number in fleet.by_role.items()]
     text = f"at most {number_of(question.cluster.num_gpus, 'GPU')}, of which at most {', '.join(types)}"
-    return text + (f"; at most {', '.join(roles)}" if roles else "")
+    return text + (f", and {', '.join(roles)}" if roles else "")
 
 
 def by_mix_lines(question: Question, result: SearchResult) -> list[str]:

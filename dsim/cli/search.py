@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dsim.cli.config import rerun_text
-from dsim.cli.inputs import display_name, evidence_lines, number_of, rate_per_s, source_line, whole
+from dsim.cli.inputs import described_profiles, display_name, evidence_lines, number_of, rate_per_s, source_line, whole
 from dsim.cli.kv_blocks import kv_blocks as capacity
 from dsim.cli.kv_blocks import kv_line, kv_reasons, kv_sources, with_kv_blocks
 from dsim.cli.options import (
@@ -770,7 +770,8 @@ def described(asked: Asked, question: Question) -> dict[str, Any]:
         "attainment_target": question.attainment,
         "workload": asked.workload,
         "arrivals": asked.arrivals,
-        "profiles": described_mixes(question),
+        "profiles": described_profiles(question.profiles, question.roles),
+        "mixes": described_mixes(question),
         "extrapolated": question.options.extrapolate,
         "seed": question.seed,
     }
