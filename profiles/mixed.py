@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from dsim.errors import InputError
 from dsim.options import Evidence
 from dsim.pools import Role
 from dsim.profile import Profile
+from dsim.yamlfile import Field
 from profiles.choice import AS_TIMED, Variant, choose_colocated, choose_profile
 
 
@@ -20,6 +22,7 @@ class Wanted:
     Args:
         gpus: names of GPUs by role; of a role that is not there those of `gpu`, of colocated pools those of the others.
         files: profiles of one's own by role.
+        changes: values by dotted path that stand instead of those of the files.
     """
 
     model: str | None = None
@@ -31,6 +34,7 @@ class Wanted:
     variant: Variant = AS_TIMED
     gpus: Mapping[Role, tuple[str, ...]] = field(default_factory=dict)
     files: Mapping[Role, Path] = field(default_factory=dict)
+    changes: Mapping[str, Field] = field(default_factory=dict)
 
 
 def profiles_of_roles(wanted: Wanted) -> dict[Role, list[Profile]]:
@@ -68,7 +72,13 @@ def _chosen(wanted: Wanted, role: Role, *, gpu: str | None, file: Path | None) -
         model = None if other is None else choose_profile(file=other).model.name
     try:
         return choose_profile(
-            model=model, gpu=gpu, engine=wanted.engine, file=file, evidence=wanted.evidence, variant=wanted.variant
+            model=model,
+            gpu=gpu,
+            engine=wanted.engine,
+            file=file,
+            evidence=wanted.evidence,
+            variant=wanted.variant,
+            changes=wanted.changes,
         )
     except InputError as error:
         own = file is not None and file == wanted.files.get(role)
@@ -94,7 +104,9 @@ def _colocated(wanted: Wanted, found: Mapping[Role, Sequence[Profile]]) -> list[
             raise InputError("--colocated-gpu", rule, value=",".join(names), hint="leave --colocated-gpu out")
         beside = [p for p in beside if p.gpu.name == own] or [_chosen(wanted, Role.COLOCATED, gpu=own, file=None)]
     return [
-        choose_colocated(profile, engine=wanted.colocated_engine, file=file, variant=wanted.variant)
+        choose_colocated(
+            profile, engine=wanted.colocated_engine, file=file, variant=wanted.variant, changes=wanted.changes
+        )
         for profile in beside
     ]
 
@@ -105,6 +117,31 @@ def _of_different_gpus(profiles: list[Profile], option: str) -> list[Profile]:
         if names.count(name) > 1:
             raise InputError(option, "stands twice", value=name, hint="name each GPU once")
     return profiles
+
+
+def mixes_of(
+    found: Mapping[Role, Sequence[Profile]],
+    roles: Collection[Role],
+    change: Callable[[Profile, str | None], Profile],
+) -> tuple[Mapping[Role, Profile], ...]:
+    """Return every mix of the roles' GPUs, of prefill and decode and of colocated pools, with its handover.
+
+    Args:
+        found: as `profiles_of_roles` returns them.
+        roles: that are wanted.
+        change: as of `handed_over`; where both ends are on one GPU no link is named.
+    """
+    mixes: list[Mapping[Role, Profile]] = []
+    if Role.PREFILL in roles:
+        for prefill, decode in itertools.product(found[Role.PREFILL], found[Role.DECODE]):
+            if prefill.gpu.name == decode.gpu.name:
+                ends = (change(prefill, None), change(decode, None))
+            else:
+                ends = handed_over(prefill, decode, change)
+            mixes.append({Role.PREFILL: ends[0], Role.DECODE: ends[1]})
+    if Role.COLOCATED in roles:
+        mixes += [{Role.COLOCATED: profile} for profile in found[Role.COLOCATED]]
+    return tuple(mixes)
 
 
 def handed_over(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -149,7 +148,8 @@ class RoleOptions:
         Raises:
             InputError: an option, what is wrong with it and what to do.
         """
-        from profiles.mixed import profiles_of_roles
+        from placement.fleet import fleet_of
+        from profiles.mixed import mixes_of, profiles_of_roles
 
         for role, text in zip(Role, self.gpus, strict=True):
             if text is not None and role not in roles:
@@ -157,11 +157,20 @@ class RoleOptions:
                 raise InputError(option, "is of a role that is not searched", value=text, hint=hint)
         if nodes is not None and gpus is not None:
             raise InputError("--nodes", "does not go with --gpus", value=nodes, hint="leave one of the two out")
+        if gpus_per_node is not None:
+            whole("--gpus-per-node", gpus_per_node, at_least=1, at_most=1024)
         found = profiles_of_roles(self.wanted(names))
         fleet = fleet_of(
             found, roles=roles, gpus=gpus, nodes=nodes, gpus_per_node=gpus_per_node, within_node=within_node
         )
-        mixes = chosen_mixes(found, fleet, roles=roles, handover=handover, kv_link=kv_link)
+
+        def change(profile: Profile, link: str | None) -> Profile:
+            part = fleet.types.get(profile.gpu.name, fleet.all)
+            crosses = part.num_gpus > max(part.gpus_per_node, profile.gpu.scale_up_domain_gpus)
+            return _asked(profile, handover, kv_link, link, crosses=crosses)
+
+        mixes = mixes_of(found, roles, change)
+        check_handed_over(mixes)
         pairs = [{p.gpu.name for p in mix.values()} for mix in mixes if Role.PREFILL in mix]
         if within_node and pairs and min(map(len, pairs)) > 1:
             rule = "keeps pairs within a node, and a node has GPUs of one type"
@@ -292,106 +301,10 @@ def gpu_names(option: str, text: str) -> tuple[str, ...]:
 
 
 def whole_number_of_gpus(text: str | None) -> int | None:
-    """Return a plain number of GPUs; None where none is given.
+    """Return a plain number of GPUs; None where none is given."""
+    from placement.fleet import number_of_gpus
 
-    Raises:
-        InputError: it is no number.
-    """
-    if text is None:
-        return None
-    if re.fullmatch(r"[-+]?[0-9]{1,18}", str(text).strip()) is None:
-        hint = "as in 24, or h100=8,h20=16, or prefill=8,decode=16"
-        raise InputError("--gpus", "must be a whole number, or numbers by GPU or role", value=text, hint=hint)
-    return whole("--gpus", int(text), at_least=1, at_most=100_000)
-
-
-def budgets(text: str, gpus: Sequence[str], roles: Sequence[Role]) -> tuple[dict[str, int], dict[Role, int]]:
-    """Return how many GPUs there are of each type, and for each role.
-
-    Args:
-        text: as in `h100=8,h20=16` or `prefill=8,decode=16`.
-        gpus: names of the GPUs that are searched.
-        roles: whose pools are searched.
-
-    Raises:
-        InputError: it says something else, or the same twice.
-    """
-    from dsim.catalog import find_gpu
-
-    of_gpu: dict[str, int] = {}
-    of_role: dict[Role, int] = {}
-    for part in text.split(","):
-        key, equals, number = (piece.strip() for piece in part.partition("="))
-        if not equals:
-            raise InputError("--gpus", "does not say of what", value=part.strip(), hint="as in h100=8,h20=16")
-        value = whole_number_of_gpus(number)
-        assert value is not None
-        role = _ROLES.get(key.lower())
-        if role is not None:
-            if role not in roles:
-                raise InputError("--gpus", "is a role that is not searched", value=key, hint="leave it out")
-            if role in of_role:
-                raise InputError("--gpus", "stands twice", value=key)
-            of_role[role] = value
-            continue
-        try:
-            name = key if key in gpus else find_gpu(key, where="--gpus").name
-        except InputError:
-            hint = nearest(key, [*gpus, *(role.name.lower() for role in roles)])
-            raise InputError("--gpus", "is neither a GPU nor a role", value=key, hint=hint) from None
-        if name not in gpus:
-            raise InputError("--gpus", f"is not searched: {', '.join(gpus)}", value=key, hint="leave it out")
-        if name in of_gpu:
-            raise InputError("--gpus", "stands twice", value=key)
-        of_gpu[name] = value
-    return of_gpu, of_role
-
-
-def fleet_of(
-    profiles: Mapping[Role, Sequence[Profile]],
-    *,
-    roles: Sequence[Role],
-    gpus: str | None,
-    nodes: int | None,
-    gpus_per_node: int | None,
-    within_node: bool,
-) -> Fleet:
-    """Return the GPUs that there are of each type.
-
-    Raises:
-        InputError: numbers that cannot be, or that leave out a GPU.
-    """
-    from placement.mixes import Fleet
-    from placement.space import asked_cluster
-
-    if gpus_per_node is not None:
-        whole("--gpus-per-node", gpus_per_node, at_least=1, at_most=1024)
-    types = {p.gpu.name: p.gpu for role in roles for p in profiles[role]}
-    if nodes is not None and len(types) > 1:
-        hint = f"give GPUs, as in --gpus {','.join(f'{name}=8' for name in types)}"
-        raise InputError("--nodes", "does not say of which GPU", value=nodes, hint=hint)
-    of_gpu: dict[str, int] = {}
-    of_role: dict[Role, int] = {}
-    total: int | None = None
-    if gpus is not None and "=" in gpus:
-        of_gpu, of_role = budgets(gpus, list(types), roles)
-        if not of_gpu:
-            on = {role: [p.gpu.name for p in profiles[role]] for role in roles}
-            of_gpu, total = _by_role(of_role, on, list(types))
-        missing = [name for name in types if name not in of_gpu]
-        if missing:
-            raise InputError("--gpus", f"says nothing of {missing[0]}", value=gpus, hint=f"add {missing[0]}=N")
-    elif gpus is not None:
-        total = whole_number_of_gpus(gpus)
-        assert total is not None
-        of_gpu = dict.fromkeys(types, total)
-    clusters = {
-        name: asked_cluster(
-            gpu, gpus=of_gpu.get(name), nodes=nodes, gpus_per_node=gpus_per_node, within_node=within_node
-        )
-        for name, gpu in types.items()
-    }
-    return Fleet(clusters, total or sum(cluster.num_gpus for cluster in clusters.values()), of_role)
+    return None if text is None else number_of_gpus(text)
 
 
 def available_by_type(question: Question, text: str | None) -> tuple[dict[str, int] | None, Question]:
@@ -401,6 +314,7 @@ def available_by_type(question: Question, text: str | None) -> tuple[dict[str, i
         InputError: numbers that cannot be.
     """
     from placement.cover import check_available
+    from placement.fleet import budgets
 
     if text is None or "=" not in text:
         return None, question
@@ -419,68 +333,20 @@ def available_by_type(question: Question, text: str | None) -> tuple[dict[str, i
     return there, replace(question, fleet=replace(fleet, types=types))
 
 
-def _by_role(
-    of_role: Mapping[Role, int], on: Mapping[Role, Sequence[str]], types: Sequence[str]
-) -> tuple[dict[str, int], int]:
-    """Return how many GPUs there are of each type and in all where only roles have numbers.
-
-    Colocated pools without a number may use what the others may.
-
-    Args:
-        on: the types that each role's pools may lie on.
-    """
-    pairs = [role for role in on if role is not Role.COLOCATED]
-    missing = [role.name.lower() for role in pairs if role not in of_role]
-    if missing:
-        text = ",".join(f"{role.name.lower()}={number}" for role, number in of_role.items())
-        raise InputError("--gpus", f"says nothing of {missing[0]}", value=text, hint=f"add {missing[0]}=N")
-    whole_pair, colocated = sum(of_role[role] for role in pairs), of_role.get(Role.COLOCATED, 0)
-    found = {}
-    for name in types:
-        own = sum(of_role[role] for role in pairs if name in on[role])
-        found[name] = max(own, colocated if name in on.get(Role.COLOCATED, ()) else 0) or whole_pair
-    return found, max(whole_pair, colocated)
-
-
-def chosen_mixes(
-    found: Mapping[Role, Sequence[Profile]],
-    fleet: Fleet,
-    *,
-    roles: Sequence[Role],
-    handover: str | None,
-    kv_link: str | None,
-) -> tuple[Mix, ...]:
-    """Return every mix of the roles' GPUs, with the handover between its ends.
-
-    Raises:
-        InputError: a handover that cannot be, or KV that cannot be handed over.
-    """
-    from profiles.handover import asked_handover
-    from profiles.mixed import handed_over
-
-    mixes: list[Mix] = []
-    if Role.PREFILL in roles:
-        for prefill, decode in itertools.product(found[Role.PREFILL], found[Role.DECODE]):
-            if prefill.gpu.name == decode.gpu.name:
-                part = fleet.types[decode.gpu.name]
-                crosses = part.num_gpus > max(part.gpus_per_node, decode.gpu.scale_up_domain_gpus)
-                ends = [asked_handover(p, handover, kv_link, crosses_nodes=crosses) for p in (prefill, decode)]
-            else:
-                ends = list(handed_over(prefill, decode, lambda p, link: _asked(p, handover, kv_link, link)))
-            mixes.append({Role.PREFILL: ends[0], Role.DECODE: ends[1]})
-    if Role.COLOCATED in roles:
-        mixes += [{Role.COLOCATED: profile} for profile in found[Role.COLOCATED]]
-    check_handed_over(mixes)
-    return tuple(mixes)
-
-
 def _asked(
     profile: Profile, handover: str | None, kv_link: str | None, link: str | None, *, crosses: bool = True
 ) -> Profile:
-    """Return a profile with the handover asked for; over `link` where the user names none."""
+    """Return a profile with the handover asked for.
+
+    Args:
+        link: that KV between GPUs of two types goes over, where the user names none; None: they are of one type.
+    """
     from profiles.handover import asked_handover
 
-    return asked_handover(profile, handover, kv_link or link, crosses_nodes=crosses)
+    if link is not None and kv_link is not None and kv_link.strip().lower() in ("nvlink", "pcie"):
+        rule = "is within a node, and nodes have GPUs of one type"
+        raise InputError("--kv-link", rule, value=kv_link, hint="leave it out, or give nic or a rate")
+    return asked_handover(profile, handover, kv_link or link, crosses_nodes=crosses or link is not None)
 
 
 # Limits of batches
