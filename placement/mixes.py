@@ -36,6 +36,17 @@ class BatchChoices:
         """Return them with Lm, and nothing else, as the limit of prefill pools' tokens."""
         return replace(self, max_batch_tokens={**self.max_batch_tokens, Role.PREFILL: (PrefillBatching.LM,)})
 
+    def check_lm(self, profiles: Mapping[Role, Profile], where: str = "--max-batch-tokens") -> None:
+        """See that every profile whose Lm is to be tried has one.
+
+        Raises:
+            InputError: one has none.
+        """
+        for role, choices in self.max_batch_tokens.items():
+            if PrefillBatching.LM in choices and role in profiles and profiles[role].saturation_tokens is None:
+                rule = f"needs Lm, which profile {profiles[role].name} does not have"
+                raise InputError(where, rule, value="lm", hint="leave lm out, or give numbers")
+
     def variants(self, placement: Placement, profiles: Mapping[Role, Profile]) -> Iterator[Placement]:
         """Yield the placement with every combination of limits, itself where there is nothing to try.
 

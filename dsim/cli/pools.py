@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
@@ -12,14 +11,14 @@ import typer
 
 from dsim.cli.inputs import described_profiles, display_name, evidence_lines, number_of, source_line, whole
 from dsim.cli.options import file_path
-from dsim.errors import InputError, nearest
+from dsim.errors import InputError
 from dsim.options import PrefillBatching
 from dsim.pools import Placement, Role
 
 if TYPE_CHECKING:
     from dsim.model import Model
     from dsim.profile import Profile
-    from placement.mixes import BatchChoices, Fleet, Mix, TokenChoice
+    from placement.mixes import BatchChoices, Fleet, Mix
     from placement.result import SearchResult, Trial
     from placement.search import Question
     from profiles.mixed import Wanted
@@ -360,70 +359,23 @@ def asked_batches(
     Raises:
         InputError: a text is no list of limits.
     """
-    from placement.mixes import BatchChoices
+    from placement.batches import parse_batches
 
     if batching is PrefillBatching.LM and max_batch_tokens is not None:
         hint = "leave one of the two out; --max-batch-tokens takes lm, too"
         raise InputError("--max-batch-tokens", "does not go with --prefill-batching lm", hint=hint)
-    return BatchChoices(
-        _choices("--max-batch-tokens", max_batch_tokens, (Role.PREFILL, Role.COLOCATED), _tokens),
-        _choices("--max-batch-requests", max_batch_requests, tuple(Role), _requests),
-    )
+    return parse_batches(max_batch_tokens, max_batch_requests)
 
 
 def asked_budgets(text: str | None) -> tuple[int, ...]:
     """Return the token budgets to try."""
+    from placement.batches import parse_number
     from placement.space import TOKEN_BUDGETS
 
     if text is None:
         return TOKEN_BUDGETS
-    numbers = [_number("--token-budgets", part.strip(), "as in 512,2048,8192") for part in text.split(",")]
+    numbers = [parse_number("--token-budgets", part.strip(), "as in 512,2048,8192") for part in text.split(",")]
     return tuple(dict.fromkeys(numbers))
-
-
-def _choices(
-    option: str, text: str | None, roles: Sequence[Role], read: Callable[[str, str], Limit]
-) -> dict[Role, tuple[Limit, ...]]:
-    """Return the values of each role; what stands before any role is for all, what follows a value for its role."""
-    found: dict[Role, list[Limit]] = {}
-    at: Sequence[Role] = roles
-    for part in () if text is None else text.split(","):
-        key, equals, value = (piece.strip() for piece in part.partition("="))
-        if equals:
-            role = _ROLES.get(key.lower())
-            if role is None or role not in roles:
-                names = [role.name.lower() for role in roles]
-                raise InputError(option, "is no role that has this limit", value=key, hint=nearest(key, names))
-            if at is roles and found:
-                # Said of all before, and now of one: the one has its own.
-                found.pop(role, None)
-            at = (role,)
-        choice = read(option, value if equals else key)
-        for role in at:
-            if choice not in found.setdefault(role, []):
-                found[role].append(choice)
-            if len(found[role]) > _MOST_CHOICES:
-                raise InputError(option, f"has more than {_MOST_CHOICES} values", value=text, hint="try fewer")
-    return {role: tuple(values) for role, values in found.items()}
-
-
-def _tokens(option: str, text: str) -> TokenChoice:
-    for batching in PrefillBatching:
-        if text.lower() == batching.value:
-            return batching
-    return _number(option, text, "as in 2048,8192, engine or lm, or prefill=2048,8192")
-
-
-def _requests(option: str, text: str) -> int | None:
-    if text.lower() == PrefillBatching.ENGINE.value:
-        return None
-    return _number(option, text, "as in 64,128 or engine, or prefill=8,decode=64,128")
-
-
-def _number(option: str, text: str, hint: str) -> int:
-    if re.fullmatch(r"[-+]?[0-9]{1,18}", text) is None:
-        raise InputError(option, "is no number", value=text, hint=hint)
-    return whole(option, int(text), at_least=1)
 
 
 # What an answer says of mixes
@@ -522,10 +474,5 @@ def check_lm(question: Question) -> None:
     Raises:
         InputError: one has none.
     """
-    for role, choices in question.batches.max_batch_tokens.items():
-        if PrefillBatching.LM not in choices:
-            continue
-        for mix in question.mixes or (question.profiles,):
-            if role in mix and role in question.roles and mix[role].saturation_tokens is None:
-                rule = f"needs Lm, which profile {mix[role].name} does not have"
-                raise InputError("--max-batch-tokens", rule, value="lm", hint="leave lm out, or give numbers")
+    for mix in question.mixes or (question.profiles,):
+        question.batches.check_lm({role: profile for role, profile in mix.items() if role in question.roles})
