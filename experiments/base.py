@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -31,6 +31,7 @@ from experiments.values import choice_at, placed, share_at, text_at, whole_at
 from placement.batches import parse_batches
 from placement.feasibility import cannot_run
 from placement.fleet import fleet_of
+from placement.mixes import BatchChoices
 from placement.search import Affinity, Mode
 from placement.space import TOKEN_BUDGETS, asked_cluster
 
@@ -235,21 +236,19 @@ def _search(
     asked.only(_SECTIONS["search"])
     affinity = choice_at(asked, "affinity", Affinity.HIGH)
     mode, fleet = choice_at(asked, "mode", Mode.BOTH), None
-    batches = parse_batches(text_at(asked, "max_batch_tokens"), text_at(asked, "max_batch_requests"))
-    if (
-        mixes
-        and measure is Measure.SEARCH
-        and choice_at(section, "prefill_batching", PrefillBatching.ENGINE).value == "lm"
-    ):
-        raise section.need("prefill_batching").error("is of one GPU", "write search.max_batch_tokens: prefill=lm")
+    searched = mixes if measure is Measure.SEARCH else ()
+    batches = _batches(section, asked, searched or (profiles,))
+    method = choice_at(asked, "method", Method.FULL)
+    if searched and method is Method.AUTHORS:
+        raise asked.need("method").error("compares placements on GPUs of one type", "leave it out")
     with placed(asked, "gpus"):
         nodes = whole_at(asked, "nodes", at_least=1)
         gpus_per_node = whole_at(asked, "gpus_per_node", at_least=1, at_most=1024)
-        if mixes and measure is Measure.SEARCH:
+        if searched:
             gpus = asked.get("gpus")
             fleet = fleet_of(
-                {role: [mix[role] for mix in mixes if role in mix] for role in Role},
-                roles=[role for role in Role if any(role in mix for mix in mixes)],
+                {role: [mix[role] for mix in searched if role in mix] for role in Role},
+                roles=[role for role in Role if any(role in mix for mix in searched)],
                 gpus=None if gpus is None else str(gpus.value),
                 nodes=nodes,
                 gpus_per_node=gpus_per_node,
@@ -257,7 +256,6 @@ def _search(
             )
             cluster = fleet.all
         else:
-            mixes = ()
             cluster = asked_cluster(
                 profiles[Role.PREFILL].gpu,
                 gpus=whole_at(asked, "gpus", at_least=1),
@@ -276,13 +274,35 @@ def _search(
         top=whole_at(asked, "top", at_least=1, at_most=1000) or 3,
         precision=share_at(asked, "precision", 0.03),
         requests=whole_at(asked, "requests", at_least=10),
-        method=choice_at(asked, "method", Method.FULL),
+        method=method,
         timing=asked.flag("timing", default=False),
         jobs=whole_at(asked, "jobs", at_least=1, at_most=1024),
-        mixes=mixes,
+        mixes=searched,
         fleet=fleet,
         batches=batches,
     )
+
+
+def _batches(section: Section, asked: Section, mixes: Sequence[Mapping[Role, Profile]]) -> BatchChoices:
+    """Return the limits of a batch that a search tries."""
+    found = {}
+    for key in ("max_batch_tokens", "max_batch_requests"):
+        field = asked.get(key)
+        value = None if field is None else field.value
+        found[key] = str(value) if isinstance(value, int) and not isinstance(value, bool) else text_at(asked, key)
+        with placed(asked, key):
+            parse_batches(**{"max_batch_tokens": None, "max_batch_requests": None, key: found[key]})
+    batches = parse_batches(**found)
+    with placed(asked, "max_batch_tokens"):
+        for mix in mixes:
+            batches.check_lm(mix)
+    if section.get("prefill_batching") is None or section.need("prefill_batching").value != PrefillBatching.LM.value:
+        return batches
+    if found["max_batch_tokens"] is not None:
+        raise section.need("prefill_batching").error("stands beside search.max_batch_tokens", "leave one of them out")
+    if len(mixes) > 1:
+        raise section.need("prefill_batching").error("is of one GPU", "write search.max_batch_tokens: prefill=lm")
+    return batches
 
 
 def _listed(section: Section, key: str, read: Callable[[Field], T]) -> tuple[T, ...]:
