@@ -43,7 +43,7 @@ def _choices(
 ) -> dict[Role, tuple[Limit, ...]]:
     """Return the values of each role; what stands before any role is for all, what follows a value for its role."""
     found: dict[Role, list[Limit]] = {}
-    at: Sequence[Role] = roles
+    at, own = roles, set[Role]()
     for part in () if text is None else text.split(","):
         key, equals, value = (piece.strip() for piece in part.partition("="))
         if equals:
@@ -51,9 +51,10 @@ def _choices(
             if role is None or role not in roles:
                 names = [role.name.lower() for role in roles]
                 raise InputError(option, "is no role that has this limit", value=key, hint=nearest(key, names))
-            if at is roles and found:
+            if role not in own:
                 # Said of all before, and now of one: the one has its own.
                 found.pop(role, None)
+            own.add(role)
             at = (role,)
         choice = read(option, value if equals else key)
         for role in at:
