@@ -57,6 +57,7 @@ PUBLIC = {
     "placement.curve",
     "placement.feasibility",
     "placement.goodput",
+    "placement.mixes",
     "placement.objective",
     "placement.pareto",
     "placement.result",
@@ -80,6 +81,7 @@ WORKINGS = {
     "dsim.steplaws": "steps prepared for the laws",
     "dsim.transfer": "a transfer's time, from the handover's numbers",
     "dsim.yamlfile": "positions in a file, for messages",
+    "placement.cover": "the state of a plan on GPUs of several types",
     "placement.probe": "tasks and outcomes that the runner carries",
     "placement.race": "the state of a search",
 }
