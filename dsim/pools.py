@@ -54,6 +54,10 @@ class Pool:
     Args:
         policy: only for colocated pools.
         token_budget: tokens per step of the `chunked` policy, only there.
+        max_batch_tokens: most tokens of a batch that prefills, instead of the engine's limit; None: that one. Not of
+            decode pools, nor of `chunked`, which has its token budget.
+        max_batch_requests: most requests of a batch (of a micro-batch), instead of the engine's limit; None: that one.
+        gpu: name of the GPU that its instances lie on; None: that of the role's profile.
     """
 
     role: Role
@@ -61,6 +65,9 @@ class Pool:
     parallelism: Parallelism
     policy: Policy | None = None
     token_budget: int | None = None
+    max_batch_tokens: int | None = None
+    max_batch_requests: int | None = None
+    gpu: str | None = None
 
     def __post_init__(self) -> None:
         if self.count < 1:
@@ -76,13 +83,26 @@ class Pool:
                 name="token_budget",
                 value=self.token_budget,
             )
-        if self.token_budget is not None and self.token_budget < 1:
-            raise InputError("placement", "must be >= 1", name="token_budget", value=self.token_budget)
+        for name in ("token_budget", "max_batch_tokens", "max_batch_requests"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise InputError("placement", "must be >= 1", name=name, value=value)
+        if self.max_batch_tokens is not None and not self.limits_tokens:
+            other = "max_batch_requests" if self.role is Role.DECODE else "the token budget"
+            rule = "belongs to pools that prefill whole prompts"
+            raise InputError(
+                "placement", rule, name="max_batch_tokens", value=self.max_batch_tokens, hint=f"use {other}"
+            )
 
     @property
     def num_gpus(self) -> int:
         """GPUs of the whole pool."""
         return self.count * self.parallelism.num_gpus
+
+    @property
+    def limits_tokens(self) -> bool:
+        """Whether its batches have a limit of tokens: they prefill, and have no token budget."""
+        return self.role is not Role.DECODE and self.policy is not Policy.CHUNKED
 
     @property
     def policy_or_fail(self) -> Policy:
@@ -92,7 +112,10 @@ class Pool:
         return self.policy
 
     def __str__(self) -> str:
-        return f"{self.count}x{self.role.value}:{self.parallelism}"
+        tokens = "" if self.max_batch_tokens is None else f"/tokens{self.max_batch_tokens}"
+        requests = "" if self.max_batch_requests is None else f"/requests{self.max_batch_requests}"
+        gpu = "" if self.gpu is None else f"@{self.gpu}"
+        return f"{self.count}x{self.role.value}:{self.parallelism}{tokens}{requests}{gpu}"
 
     @property
     def label(self) -> str:
@@ -104,7 +127,12 @@ class Pool:
 
 
 #: Counts to 9999 and degrees to 999: more is a slip of the finger.
-_POOL = re.compile(r"([0-9]{1,4})\s*x\s*([A-Za-z]+)\s*:\s*tp([0-9]{1,3})(?:pp([0-9]{1,3}))?", re.IGNORECASE)
+_POOL = re.compile(
+    r"([0-9]{1,4})\s*x\s*([A-Za-z]+)\s*:\s*tp([0-9]{1,3})(?:pp([0-9]{1,3}))?((?:/[a-z]+[0-9]{1,9})*)(?:@([\w.-]+))?",
+    re.IGNORECASE,
+)
+#: What stands after a slash: the attribute of the pool.
+_LIMITS = {"tokens": "max_batch_tokens", "requests": "max_batch_requests"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +142,9 @@ class Placement:
     >>> p = Placement.parse("1xP:tp2pp1 + 2xD:tp1pp1")
     >>> p.num_gpus, str(p)
     (4, '1xP:tp2pp1 + 2xD:tp1pp1')
+    >>> p = Placement.parse("1xP:tp2/tokens4096@h100-sxm + 2xD:tp1/requests64@h20-96g")
+    >>> p.pools[0].max_batch_tokens, p.pools[1].max_batch_requests, p.pools[1].gpu
+    (4096, 64, 'h20-96g')
     """
 
     pools: tuple[Pool, ...]
@@ -153,6 +184,8 @@ class Placement:
     ) -> Placement:
         """Return the placement written as `1xP:tp2pp1 + 1xD:tp1pp1` or `2xC:tp1pp1`.
 
+        A pool may go on with `/tokens4096` and `/requests64`, its own limits of a batch, and `@h100-sxm`, its GPU.
+
         Args:
             policy: used by colocated pools.
             token_budget: used by colocated pools under `chunked` (default 2048).
@@ -182,6 +215,8 @@ class Placement:
                         Parallelism(int(match[3]), int(match[4] or 1)),
                         policy if colocated else None,
                         (token_budget or 2048) if chunked else None,
+                        gpu=match[6],
+                        **_limits(match[5], part.strip(), where),
                     )
                 )
             except InputError as error:
@@ -215,3 +250,16 @@ class Placement:
     def label(self) -> str:
         """The notation with policy and token budget."""
         return " + ".join(pool.label for pool in self.pools)
+
+
+def _limits(text: str, pool: str, where: str) -> dict[str, int]:
+    """Return the limits of a batch that `/tokens4096/requests64` says, by attribute."""
+    found: dict[str, int] = {}
+    for part in text.split("/")[1:]:
+        word = part.rstrip("0123456789").lower()
+        name = _LIMITS.get(word)
+        if name is None or name in found:
+            rule = "stands twice" if name in found else "is no limit of a batch"
+            raise InputError(where, rule, name=f"/{part}", value=pool, hint="as in 1xP:tp2pp1/tokens4096/requests64")
+        found[name] = int(part[len(word) :])
+    return found

@@ -11,6 +11,7 @@ from dsim.deployment import Deployment, longest_prompt
 from dsim.errors import InputError, InternalError
 from dsim.job import Job
 from dsim.options import Options, Window
+from dsim.pool_limits import as_placed
 from dsim.pools import Placement, Role
 from dsim.profile import Profile, profiles_by_role
 from dsim.recorder import Recorder
@@ -45,7 +46,7 @@ def simulate(
         InputError: a request is longer than the model's context, or a step leaves the latency model's valid range.
         InfeasiblePlacementError: the placement cannot run.
     """
-    by_role = profiles_by_role(profiles, extrapolate=options.extrapolate)
+    by_role, options = as_placed(placement, profiles_by_role(profiles, extrapolate=options.extrapolate), options)
     if not isinstance(source, Trace | ClosedLoop) and window.counted is None:
         raise InputError("window", "must be given for an endless source", name="counted")
     _check_match(placement, by_role)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -14,8 +14,9 @@ from dsim.profile import Profile
 from dsim.slo import Slo, parse_slo
 from dsim.units import parse_duration_s
 from dsim.yamlfile import Field, Section
-from experiments.inputs import profiles_of, traffic_of
+from experiments.inputs import mixes_of_setting, profiles_of, traffic_of
 from experiments.keys import KEYS, QUANTILES
+from experiments.mixed import on_gpus
 from experiments.settings import (
     Formula,
     Measure,
@@ -26,8 +27,11 @@ from experiments.settings import (
     StepPhase,
     StepSetting,
 )
-from experiments.values import choice_at, placed, share_at, whole_at
+from experiments.values import choice_at, placed, share_at, text_at, whole_at
+from placement.batches import parse_batches
 from placement.feasibility import cannot_run
+from placement.fleet import fleet_of
+from placement.mixes import BatchChoices
 from placement.search import Affinity, Mode
 from placement.space import TOKEN_BUDGETS, asked_cluster
 
@@ -65,8 +69,10 @@ def parse_setting(section: Section, *, folder: Path) -> Setting:
     measure = choice_at(section, "measure", Measure.SIMULATE)
     step, queueing = _step(section), _queueing(section)
     profiles = profiles_of(section, measure, folder=folder)
-    search = _search(section, profiles)
+    search = _search(section, profiles, mixes_of_setting(section, measure, folder=folder), measure)
     placement = _placement(section, needed=measure in {Measure.SIMULATE, Measure.GOODPUT})
+    if placement is not None:
+        placement = on_gpus(section, placement, profiles)
     phase = _phase(section, placement)
     kv_blocks = whole_at(section, "kv_blocks", at_least=1)
     if placement is not None and profiles and measure in {Measure.SIMULATE, Measure.GOODPUT}:
@@ -220,36 +226,83 @@ def _quantiles(section: Section) -> tuple[str, ...]:
 # Sections
 
 
-def _search(section: Section, profiles: Mapping[Role, Profile]) -> SearchSetting | None:
+def _search(
+    section: Section, profiles: Mapping[Role, Profile], mixes: tuple[Mapping[Role, Profile], ...], measure: Measure
+) -> SearchSetting | None:
     field = section.get("search")
     if not profiles:
         return None
     asked = Section(Field(section.field.file, section.field.line, "search", {})) if field is None else field.section()
     asked.only(_SECTIONS["search"])
     affinity = choice_at(asked, "affinity", Affinity.HIGH)
+    mode, fleet = choice_at(asked, "mode", Mode.BOTH), None
+    searched = mixes if measure is Measure.SEARCH else ()
+    batches = _batches(section, asked, searched or (profiles,))
+    method = choice_at(asked, "method", Method.FULL)
+    if searched and method is Method.AUTHORS:
+        raise asked.need("method").error("compares placements on GPUs of one type", "leave it out")
     with placed(asked, "gpus"):
-        cluster = asked_cluster(
-            profiles[Role.PREFILL].gpu,
-            gpus=whole_at(asked, "gpus", at_least=1),
-            nodes=whole_at(asked, "nodes", at_least=1),
-            gpus_per_node=whole_at(asked, "gpus_per_node", at_least=1, at_most=1024),
-            within_node=affinity is Affinity.LOW,
-        )
+        nodes = whole_at(asked, "nodes", at_least=1)
+        gpus_per_node = whole_at(asked, "gpus_per_node", at_least=1, at_most=1024)
+        if searched:
+            gpus = asked.get("gpus")
+            fleet = fleet_of(
+                {role: [mix[role] for mix in searched if role in mix] for role in Role},
+                roles=[role for role in Role if any(role in mix for mix in searched)],
+                gpus=None if gpus is None else str(gpus.value),
+                nodes=nodes,
+                gpus_per_node=gpus_per_node,
+                within_node=affinity is Affinity.LOW,
+            )
+            cluster = fleet.all
+        else:
+            cluster = asked_cluster(
+                profiles[Role.PREFILL].gpu,
+                gpus=whole_at(asked, "gpus", at_least=1),
+                nodes=nodes,
+                gpus_per_node=gpus_per_node,
+                within_node=affinity is Affinity.LOW,
+            )
     policies = _listed(asked, "policies", lambda item: item.choice(Policy))
     budgets = _listed(asked, "token_budgets", lambda item: item.integer(at_least=1, at_most=1_000_000_000))
     return SearchSetting(
         cluster=cluster,
         affinity=affinity,
-        mode=choice_at(asked, "mode", Mode.BOTH),
+        mode=mode,
         policies=policies or tuple(Policy),
         token_budgets=budgets or TOKEN_BUDGETS,
         top=whole_at(asked, "top", at_least=1, at_most=1000) or 3,
         precision=share_at(asked, "precision", 0.03),
         requests=whole_at(asked, "requests", at_least=10),
-        method=choice_at(asked, "method", Method.FULL),
+        method=method,
         timing=asked.flag("timing", default=False),
         jobs=whole_at(asked, "jobs", at_least=1, at_most=1024),
+        mixes=searched,
+        fleet=fleet,
+        batches=batches,
     )
+
+
+def _batches(section: Section, asked: Section, mixes: Sequence[Mapping[Role, Profile]]) -> BatchChoices:
+    """Return the limits of a batch that a search tries."""
+    found = {}
+    for key in ("max_batch_tokens", "max_batch_requests"):
+        field = asked.get(key)
+        value = None if field is None else field.value
+        found[key] = str(value) if isinstance(value, int) and not isinstance(value, bool) else text_at(asked, key)
+        with placed(asked, key):
+            parse_batches(**{"max_batch_tokens": None, "max_batch_requests": None, key: found[key]})
+    batches = parse_batches(**found)
+    with placed(asked, "max_batch_tokens"):
+        for mix in mixes:
+            batches.check_lm(mix)
+    if section.get("prefill_batching") is None or section.need("prefill_batching").value != PrefillBatching.LM.value:
+        return batches
+    if found["max_batch_tokens"] is not None:
+        raise section.need("prefill_batching").error("stands beside search.max_batch_tokens", "leave one of them out")
+    if len(mixes) > 1:
+        raise section.need("prefill_batching").error("is of one GPU", "write search.max_batch_tokens: prefill=lm")
+    return batches
 
 
 def _listed(section: Section, key: str, read: Callable[[Field], T]) -> tuple[T, ...]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from dsim.errors import InputError
-from dsim.handovers import parse_kv_link
+from dsim.handovers import Link, parse_kv_link
 from dsim.hugging_face import is_config
 from dsim.options import Evidence
 from dsim.pools import Role
@@ -22,6 +22,7 @@ from dsim.workload import (
     read_trace,
 )
 from dsim.yamlfile import Field, Section
+from experiments.mixed import are_apart, first_of, mixes_at
 from experiments.settings import Measure, Traffic
 from experiments.values import check_file, file_at, placed, text_at, whole_at
 from profiles.choice import choose_colocated, choose_profile
@@ -38,6 +39,8 @@ def profiles_of(section: Section, measure: Measure, *, folder: Path) -> dict[Rol
     config = None if model is None or not is_config(str(folder / model)) else folder / model
     if config is not None:
         check_file(section.need("model"), config)
+    if are_apart(section):
+        return first_of(mixes_of_setting(section, measure, folder=folder))
     with placed(section, "profile_set" if changes else "model", files={"model": config, "profile": file}):
         used = choose_profile(
             model=model if config is None else str(config),
@@ -52,8 +55,27 @@ def profiles_of(section: Section, measure: Measure, *, folder: Path) -> dict[Rol
     return {Role.PREFILL: handing, Role.DECODE: handing, Role.COLOCATED: handing if colocated is used else colocated}
 
 
-def _handing(section: Section, used: Profile, *, folder: Path) -> Profile:
-    """Return the profile with the handover that the section asks for, over the link that it asks for."""
+def mixes_of_setting(section: Section, measure: Measure, *, folder: Path) -> tuple[Mapping[Role, Profile], ...]:
+    """Return every mix of the GPUs that a setting names; none where it names none by role."""
+    if not are_apart(section):
+        return ()
+    model = text_at(section, "model")
+    return mixes_at(
+        section,
+        measure,
+        model=str(folder / model) if model is not None and is_config(str(folder / model)) else model,
+        changes=_changes(section),
+        hand_over=lambda profile, link: _handing(section, profile, folder=folder, mixed=link),
+        folder=folder,
+    )
+
+
+def _handing(section: Section, used: Profile, *, folder: Path, mixed: str | None = None) -> Profile:
+    """Return the profile with the handover that the section asks for, over the link that it asks for.
+
+    Args:
+        mixed: what KV goes over between GPUs of two types, where the section does not say it.
+    """
     asked, link = section.get("handover"), text_at(section, "kv_link")
     handover = None
     if asked is not None and isinstance(asked.value, dict):
@@ -62,7 +84,12 @@ def _handing(section: Section, used: Profile, *, folder: Path) -> Profile:
         with placed(section, "handover"):
             handover = parse_handover(asked.text(), folder=folder)
     with placed(section, "kv_link" if handover is None else "handover"):
-        return with_handover(used, handover, kv_link=None if link is None else parse_kv_link(link))
+        over = link or mixed
+        found = None if over is None else parse_kv_link(over)
+        if mixed is not None and isinstance(found, Link) and found is not Link.NIC:
+            rule = "is within a node, and nodes have GPUs of one type"
+            raise section.need("kv_link").error(rule, "leave it out, or give nic or a rate")
+        return with_handover(used, handover, kv_link=found, crosses_nodes=mixed is not None)
 
 
 def _colocated(

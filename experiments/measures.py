@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
 from dataclasses import replace
 from typing import Any, Final
@@ -27,6 +27,7 @@ from experiments.spans import SPANS, quantiles_of, span_s
 from experiments.spent import timed_processes
 from placement import queueing
 from placement.authors import authors_settings
+from placement.mixes import mix_of
 from placement.result import Operation, SearchResult, State, Trial
 from placement.runner import local_processes
 from placement.search import Question, search
@@ -120,7 +121,7 @@ def _simulated(setting: Setting, seed: int) -> Columns:
         **_served(setting, result),
         "transfer_s": Distribution.of(_times(result)["transfer_s"]).to_dict(),
         **_breakdown(result),
-        "cost_usd_per_h": _cost(setting.used, setting.num_gpus),
+        "cost_usd_per_h": _cost(setting, setting.placement),
         **({"quantiles": _quantiles(setting, result)} if setting.quantiles else {}),
     }
 
@@ -210,11 +211,15 @@ def _mean(values: NDArray[np.float64]) -> float:
     return float(known.mean()) if len(known) else math.nan
 
 
-def _cost(profiles: Mapping[Role, Profile], num_gpus: int) -> float | None:
+def _cost(setting: Setting, placement: Placement) -> float | None:
     """Return the typical price of the GPUs, US dollars an hour; None where it is unknown."""
-    prices = {profile.gpu.price_usd_per_h for profile in profiles.values()}
-    known = [price[0] for price in prices if price is not None]
-    return known[0] * num_gpus if len(known) == 1 else None
+    profiles = mix_of(placement, () if setting.search is None else setting.search.mixes, setting.profiles)
+    pools = [pool for pool in placement.pools if setting.phase in {None, pool.role}]
+    prices = [profiles[pool.role].gpu.price_usd_per_h for pool in pools]
+    if len(set(prices)) == 1:
+        return None if prices[0] is None else prices[0][0] * sum(pool.num_gpus for pool in pools)
+    known = [price[0] * pool.num_gpus for price, pool in zip(prices, pools, strict=True) if price is not None]
+    return sum(known) if len(known) == len(pools) else None
 
 
 def _quantiles(setting: Setting, result: Result) -> Columns:
@@ -247,6 +252,9 @@ def question_of(setting: Setting, *, seed: int) -> Question:
         precision=asked.precision,
         num_requests=asked.requests,
         options=replace(setting.options, seed=seed),
+        mixes=asked.mixes,
+        fleet=asked.fleet,
+        batches=asked.batches,
     )
 
 
@@ -279,7 +287,7 @@ def _goodput(setting: Setting, found: Single) -> Columns:
         "replications": len(goodput.log_rates),
         **_operated(operation),
         **_rates(setting, goodput.rate_per_s.best),
-        "cost_usd_per_h": _cost(setting.used, found.num_gpus),
+        "cost_usd_per_h": None if setting.placement is None else _cost(setting, setting.placement),
         "requests": found.requests,
     }
 
@@ -330,7 +338,7 @@ def _answer(setting: Setting, result: SearchResult) -> Columns:
         **winner,
         "engine": None if best.overall is None else setting.profiles[best.overall.placement.pools[0].role].engine,
         "rate_per_gpu_per_s": None if best.overall is None else winner["goodput_per_gpu_per_s"]["best"],
-        "cost_usd_per_h": None if best.overall is None else _cost(setting.used, best.overall.num_gpus),
+        "cost_usd_per_h": None if best.overall is None else _cost(setting, best.overall.placement),
         "best": {
             "disaggregated": _trial(best.disaggregated),
             "colocated": _trial(best.colocated),

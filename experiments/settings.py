@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from dsim.options import Options
@@ -15,11 +15,14 @@ from dsim.profile import Profile
 from dsim.slo import Slo
 from dsim.trace import Trace
 from dsim.workload import Workload
+from placement.mixes import BatchChoices, Fleet
 from placement.search import Affinity, Mode
 from placement.space import Cluster
 
 #: Fields of lengths and arrivals that say where they were read, not what they are.
 _ORIGIN: Final = ("source", "lines")
+#: Fields of a search that ids have apart, where they say something.
+_MIXED: Final = ("mixes", "fleet", "batches")
 #: What only disaggregated placements have, and what one of their pools alone has no use for.
 _WITHOUT_POOLS: Final = {"prefill_token_limit": None, "decode_routing": None}
 _ALONE: Final = {
@@ -94,6 +97,9 @@ class SearchSetting:
     method: Method
     timing: bool
     jobs: int | None
+    mixes: tuple[Mapping[Role, Profile], ...] = ()
+    fleet: Fleet | None = None
+    batches: BatchChoices = field(default_factory=BatchChoices)
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,8 +272,22 @@ class Setting:
             asked = dataclasses.replace(asked, policies=())
         if Policy.CHUNKED not in asked.policies:
             asked = dataclasses.replace(asked, token_budgets=())
-        found = {"attainment": self.attainment, "search": content(asked)}
+        found = {"attainment": self.attainment, "search": content(asked, leave_out=_MIXED)} | _identity_of_mixes(asked)
         return found | (_WITHOUT_POOLS if asked.mode is Mode.COLOCATED else {})
+
+
+def _identity_of_mixes(asked: SearchSetting) -> dict[str, Any]:
+    """Return what searches have that are about several GPUs, or limits of a batch; nothing of others."""
+    found: dict[str, Any] = {}
+    if asked.fleet is not None:
+        found["mixes"] = [
+            {role.name.lower(): profile.sha256 for role, profile in sorted(mix.items(), key=_name)}
+            for mix in asked.mixes
+        ]
+        found["fleet"] = content(asked.fleet)
+    if asked.batches != BatchChoices():
+        found["batches"] = content(asked.batches)
+    return found
 
 
 def _name(item: tuple[Role, Profile]) -> str:

@@ -61,7 +61,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 #: Keys of a profile file, which the loader of profiles knows.
 _FREE = "profile_set."
 #: Keys of a setting that name files, relative to the sweep file.
-_FILE_KEYS = ("profile", "colocated_profile", "trace")
+_FILE_KEYS = ("profile", "prefill_profile", "decode_profile", "colocated_profile", "trace")
 #: Keys that name a file or something else.
 _MAYBE_FILE_KEYS = ("model", "workload", "arrivals")
 #: Columns of the summary that are no metric.

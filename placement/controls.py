@@ -56,7 +56,6 @@ class Traffic:
     """
 
     scenario: Scenario
-    case: bounds.Case
     warmup: int
     counted: int
     parts: int
@@ -68,7 +67,7 @@ class Traffic:
         workload = self.scenario.workload
         return isinstance(workload, Workload) and isinstance(workload.arrivals, Poisson | Gamma | Constant)
 
-    def controls(self, placement: Placement, rate_per_s: float) -> Controls | None:
+    def controls(self, placement: Placement, rate_per_s: float, case: bounds.Case) -> Controls | None:
         """Return the controls of a placement that is thought to sustain about this rate; None where there are none.
 
         Three for each stretch of requests: the share that meets the TTFT limit in a single queue that stands for the
@@ -78,7 +77,7 @@ class Traffic:
         """
         if not self.is_random or self.parts < 2:
             return None
-        queue = _Queue.of(self, placement, rate_per_s)
+        queue = _Queue.of(self, placement, rate_per_s, case)
         length = self.counted // self.parts
         usual = self._requests(_USUAL_REPLICATION, _USUAL)
         # The first stretch starts from an empty queue.
@@ -126,9 +125,9 @@ class _Queue:
     limit_s: float
 
     @classmethod
-    def of(cls, traffic: Traffic, placement: Placement, rate_per_s: float) -> _Queue:
+    def of(cls, traffic: Traffic, placement: Placement, rate_per_s: float, case: bounds.Case) -> _Queue:
         """Return the queue in which about as many requests meet the TTFT limit as shall: real ones batch, or decode."""
-        pool, case, usual = placement.pools[0], traffic.case, traffic.usual_head()
+        pool, usual = placement.pools[0], traffic.usual_head()
         longest = max(float(usual.computed_tokens.max()), float(case.sample.computed_tokens.max()))
         lengths = np.unique(np.geomspace(1, longest, _LENGTHS).round())
         grid = bounds.Sample(lengths, np.ones_like(lengths), np.zeros_like(lengths))

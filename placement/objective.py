@@ -10,7 +10,7 @@ from typing import Final
 
 from dsim.errors import InputError
 from dsim.gpu import Gpu
-from dsim.pools import Placement, Role
+from dsim.pools import Placement, Pool, Role
 from dsim.profile import Profile
 from placement.goodput import ratio
 from placement.result import SearchResult, State, Trial
@@ -64,21 +64,52 @@ class Price:
 Prices = Mapping[Role, Price]
 
 
-def prices_of(profiles: Mapping[Role, Profile], given_usd_per_h: Mapping[str, float] | None = None) -> Prices:
+class PriceList(dict[Role, Price]):
+    """Prices by role, and of every GPU that pools may name.
+
+    Args:
+        by_gpu: by the GPU's name.
+    """
+
+    def __init__(self, by_role: Mapping[Role, Price], by_gpu: Mapping[str, Price]) -> None:
+        super().__init__(by_role)
+        self.by_gpu = dict(by_gpu)
+
+
+def prices_of(
+    profiles: Mapping[Role, Profile], given_usd_per_h: Mapping[str, float] | None = None, *, others: Sequence[Gpu] = ()
+) -> Prices:
     """Return the price of each role's GPU.
 
     Args:
         given_usd_per_h: by the GPU's name, instead of the catalog's.
+        others: GPUs that pools may name, too.
     """
     given = given_usd_per_h or {}
-    return {role: Price.of(profile.gpu, given.get(profile.gpu.name)) for role, profile in profiles.items()}
+    by_role = {role: Price.of(profile.gpu, given.get(profile.gpu.name)) for role, profile in profiles.items()}
+    if not others:
+        return by_role
+    gpus = [*(profile.gpu for profile in profiles.values()), *others]
+    return PriceList(by_role, {gpu.name: Price.of(gpu, given.get(gpu.name)) for gpu in gpus})
+
+
+def every_price(prices: Prices) -> list[Price]:
+    """Return the different prices, each once."""
+    return list(dict.fromkeys([*prices.values(), *(prices.by_gpu.values() if isinstance(prices, PriceList) else ())]))
+
+
+def price_of(pool: Pool, prices: Prices) -> Price:
+    """Return the price of the GPU that a pool lies on."""
+    if pool.gpu is not None and isinstance(prices, PriceList) and pool.gpu in prices.by_gpu:
+        return prices.by_gpu[pool.gpu]
+    return prices[pool.role]
 
 
 def cost_usd_per_h(placement: Placement, prices: Prices) -> Interval | None:
     """Return what the GPUs of a placement cost, each pool at the price of its own; None where a price is unknown."""
     total = Interval(0.0, 0.0, 0.0)
     for pool in placement.pools:
-        price = prices[pool.role].price_usd_per_h
+        price = price_of(pool, prices).price_usd_per_h
         if price is None:
             return None
         total = plus(total, price * pool.num_gpus)
@@ -104,16 +135,18 @@ def thrift(placement: Placement, prices: Prices | None) -> float:
     Raises:
         InputError: a price is unknown or 0.
     """
-    known = {} if prices is None else _known(prices)
-    if len(set(known.values())) <= 1:
+    if prices is None:
         return 1.0
-    cheapest = min(known.values())
-    return cheapest * placement.num_gpus / sum(known[pool.role] * pool.num_gpus for pool in placement.pools)
+    known = _known(prices)
+    if len(set(known)) <= 1:
+        return 1.0
+    cost = sum(_usd_per_h(price_of(pool, prices), "--objective") * pool.num_gpus for pool in placement.pools)
+    return min(known) * placement.num_gpus / cost
 
 
 def is_one_price(prices: Prices) -> bool:
     """Return whether all GPUs have one price, so that goodput per dollar ranks as goodput per GPU does."""
-    return len({price.price_usd_per_h for price in prices.values()}) == 1
+    return len({price.price_usd_per_h for price in every_price(prices)}) == 1
 
 
 def check_prices(prices: Prices, where: str = "--objective") -> None:
@@ -177,12 +210,14 @@ def _per_goodput(placement: Placement, prices: Prices | None) -> float:
     return thrift(placement, prices) / placement.num_gpus
 
 
-def _known(prices: Prices, where: str = "--objective") -> dict[Role, float]:
-    known = {}
-    for role, price in prices.items():
-        if price.price_usd_per_h is None or not 0 < price.price_usd_per_h.best < math.inf:
-            value = None if price.price_usd_per_h is None else price.price_usd_per_h.best
-            hint = f"give one, as in --price {price.gpu}=2.50"
-            raise InputError(where, f"needs a price above 0 for {price.gpu}", value=value, hint=hint)
-        known[role] = price.price_usd_per_h.best
-    return known
+def _known(prices: Prices, where: str = "--objective") -> list[float]:
+    """Return the typical price of each GPU, USD an hour."""
+    return [_usd_per_h(price, where) for price in every_price(prices)]
+
+
+def _usd_per_h(price: Price, where: str) -> float:
+    if price.price_usd_per_h is None or not 0 < price.price_usd_per_h.best < math.inf:
+        value = None if price.price_usd_per_h is None else price.price_usd_per_h.best
+        hint = f"give one, as in --price {price.gpu}=2.50"
+        raise InputError(where, f"needs a price above 0 for {price.gpu}", value=value, hint=hint)
+    return price.price_usd_per_h.best

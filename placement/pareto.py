@@ -124,7 +124,7 @@ def shapes(trials: Sequence[Trial], *, most: int) -> list[tuple[Trial, float]]:
     seen: set[object] = set()
     others = 0
     for trial in trials:
-        shape = tuple((pool.role, pool.parallelism, pool.policy, pool.token_budget) for pool in trial.placement.pools)
+        shape = tuple(replace(pool, count=1) for pool in trial.placement.pools)
         goodput = trial.goodput_per_gpu_per_s
         if trial.state is State.COMPLETE and goodput is not None and goodput.best > 0:
             found.append((trial, goodput.best))
@@ -181,7 +181,7 @@ def played(asked: Scenario, probe: Probe) -> Result:
     return simulate(
         probe.placement,
         trace,
-        profiles=asked.profiles,
+        profiles=asked.profiles_of(probe.placement),
         options=replace(asked.options, seed=seed, track_itl=False, log_steps=False),
         window=Window(probe.warmup, probe.counted),
     )

@@ -20,6 +20,7 @@ from dsim.slo import Slo
 from dsim.trace import Trace
 from dsim.workload import replication_seed
 from placement.goodput import Observation
+from placement.mixes import Mix, mix_of
 from placement.statistics import stretches
 
 #: Batches of successive requests from whose means the error of one run's attainment is taken.
@@ -48,6 +49,7 @@ class Scenario:
         seed: replications get seeds spawned from it, the same for every placement and rate.
         transient: play a finite run from an empty system to its end, as published experiments do, instead of
             looking at the steady state.
+        mixes: profiles by role for each combination of GPUs that placements name.
     """
 
     profiles: Mapping[Role, Profile]
@@ -57,6 +59,11 @@ class Scenario:
     seed: int = 0
     options: Options = field(default_factory=Options)
     transient: bool = False
+    mixes: tuple[Mix, ...] = ()
+
+    def profiles_of(self, placement: Placement) -> Mapping[Role, Profile]:
+        """Return the profiles of the GPUs that a placement lies on."""
+        return mix_of(placement, self.mixes, self.profiles)
 
     @property
     def context_tokens(self) -> int:
@@ -141,7 +148,7 @@ def _simulate(scenario: Scenario, probe: Probe) -> Result:
     return simulate(
         probe.placement,
         workload.trace(num_requests=requests, rate_per_s=rate, **draw).after(probe.skip),
-        profiles=scenario.profiles,
+        profiles=scenario.profiles_of(probe.placement),
         options=replace(scenario.options, seed=seed, track_itl=False, log_steps=False),
         window=window,
         phase=probe.phase,

@@ -225,7 +225,7 @@ class Race:
         """
         queue = sorted(
             (e for e in entrants if e.goodput is None and e.failed > 0),
-            key=lambda e: (-e.expected, -e.num_gpus, e.placement.label),
+            key=lambda e: (-e.expected * e.thrift, -e.num_gpus, e.placement.label),
         )
         for goal in goals:
             wanted = [e for e in queue if e in goal.members]
@@ -259,13 +259,13 @@ class Race:
         the less the others cost. With each comes the rate per GPU at which its goodput may lie.
         """
         first = queue[: max(_SEEDS, 2 * count)]
-        rate = statistics.median(entrant.expected for entrant in first)
+        rate = statistics.median(entrant.expected * entrant.thrift for entrant in first)
         horizon = self.brief or self.long
-        probes = [self._weed(e, rate * e.num_gpus, horizon, _SEEDING_SLACK) for e in first]
+        probes = [self._weed(e, rate / e.thrift * e.num_gpus, horizon, _SEEDING_SLACK) for e in first]
         outcomes = self.runner.run(probes, stage="racing")
         met = {e: outcome.observation.attainment for e, outcome in zip(first, outcomes, strict=True)}
         best = sorted(first, key=lambda e: (-met[e], first.index(e)))[:count]
-        return {e: rate * _OPTIMISM * math.exp(distance(met[e], self.target)) for e in best}
+        return {e: rate / e.thrift * _OPTIMISM * math.exp(distance(met[e], self.target)) for e in best}
 
     def _run(self, examinations: Sequence[Examination]) -> None:
         """Run examinations side by side until all have ended."""

@@ -57,6 +57,8 @@ class Trial:
         failed_at_per_gpu_per_s: lowest rate at which simulations of a pruned one fell short; evidence, not a bound.
         tied: its goodput is not significantly below the best of the table.
         tied_in_kind: nor below the best of its kind (disaggregated, colocated).
+        thrift: what goodput per GPU is multiplied by to rank: GPUs over cost, relative to the cheapest GPU, where GPUs
+            differ in price and the objective is goodput per dollar.
     """
 
     placement: Placement
@@ -69,6 +71,7 @@ class Trial:
     operation: Operation | None = None
     tied: bool = False
     tied_in_kind: bool = False
+    thrift: float = 1.0
 
     @property
     def num_gpus(self) -> int:
@@ -143,12 +146,12 @@ class Best:
 
     @property
     def ratio(self) -> Interval | None:
-        """Goodput per GPU, disaggregated / colocated, from paired replications."""
+        """Goodput per GPU (per dollar if that is sought), disaggregated / colocated, from paired replications."""
         a, b = self.disaggregated, self.colocated
         if a is None or b is None or a.goodput is None or b.goodput is None:
             return None
         paired = ratio(a.goodput, b.goodput, confidence=self.confidence)
-        return None if paired is None else paired * (b.num_gpus / a.num_gpus)
+        return None if paired is None else paired * (b.num_gpus / a.num_gpus * (a.thrift / b.thrift))
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,9 +233,10 @@ class SearchResult:
 
 
 def rank(trial: Trial) -> tuple[float, int, str]:
-    """Return the key that sorts complete trials: goodput per GPU, ties to fewer GPUs, then by name."""
+    """Return the key that sorts complete trials: goodput by the objective, ties to fewer GPUs, then by name."""
     goodput = trial.goodput_per_gpu_per_s
-    return (-(goodput.best if goodput is not None else 0.0), trial.num_gpus, trial.placement.label)
+    worth = 0.0 if goodput is None else goodput.best * trial.thrift
+    return (-worth, trial.num_gpus, trial.placement.label)
 
 
 def by_worth(trials: Sequence[Trial]) -> tuple[Trial, ...]:
@@ -243,7 +247,7 @@ def by_worth(trials: Sequence[Trial]) -> tuple[Trial, ...]:
         worth, num_gpus, label = rank(trial)
         if trial.goodput is None:
             known = [r for r in (trial.bound_per_gpu_per_s, trial.failed_at_per_gpu_per_s) if r is not None]
-            worth = -min(known, default=0.0)
+            worth = -min(known, default=0.0) * trial.thrift
         return (order.index(trial.state), worth, num_gpus, label)
 
     return tuple(sorted(trials, key=key))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
@@ -22,6 +22,7 @@ from dsim.workload import replication_seed
 from placement import bounds, feasibility, space
 from placement.controls import Traffic
 from placement.goodput import Ask, Estimator, Goodput, Sampling, more_replications, ratio
+from placement.mixes import BatchChoices, Fleet, Mix, case_of, check_mixes, gpus_of, limit_reasons, mix_of, on_gpus
 from placement.objective import Prices, thrift
 from placement.probe import PARTS, Outcome, Scenario, Source
 from placement.race import Entrant, Goal, Horizon, Race
@@ -91,6 +92,10 @@ class Question:
         num_requests: goodput of runs of so many requests from an empty system, the transient that papers report; None:
             the steady state.
         prices: of the roles' GPUs, to compare placements by goodput per dollar; None: by goodput per GPU.
+        mixes: profiles of prefill and decode, or of colocated, for each combination of GPUs that pools may lie on;
+            empty: `profiles` alone, which are else those of the first ones.
+        fleet: with mixes, the GPUs of each type.
+        batches: limits of a batch that are tried.
     """
 
     profiles: Mapping[Role, Profile]
@@ -111,6 +116,9 @@ class Question:
     num_requests: int | None = None
     prices: Prices | None = None
     options: Options = field(default_factory=Options)
+    mixes: tuple[Mix, ...] = ()
+    fleet: Fleet | None = None
+    batches: BatchChoices = field(default_factory=BatchChoices)
 
     def __post_init__(self) -> None:
         for name, value in (("num_gpus", self.num_gpus), ("gpus_per_node", self.gpus_per_node), ("top", self.top)):
@@ -126,6 +134,9 @@ class Question:
         missing = [role.name.lower() for role in self.roles if role not in self.profiles]
         if missing:
             raise InputError("search", "needs a profile for the role", name=", ".join(missing))
+        if bool(self.mixes) != (self.fleet is not None):
+            raise InputError("search", "must be given with mixes, and only with them", name="fleet")
+        check_mixes(self.mixes)
 
     @property
     def roles(self) -> tuple[Role, ...]:
@@ -139,6 +150,15 @@ class Question:
         return profiles_by_role(self.profiles, extrapolate=self.options.extrapolate)
 
     @property
+    def used_mixes(self) -> tuple[Mix, ...]:
+        """The mixes with KV caches as in `used_profiles`."""
+        return tuple(profiles_by_role(mix, extrapolate=self.options.extrapolate) for mix in self.mixes)
+
+    def profiles_of(self, placement: Placement) -> Mapping[Role, Profile]:
+        """Return the profiles of the GPUs that a placement lies on, as used."""
+        return mix_of(placement, self.used_mixes, self.used_profiles)
+
+    @property
     def model(self) -> Model:
         """The model served."""
         return self.profiles[self.roles[0]].model
@@ -149,15 +169,29 @@ class Question:
         return self.profiles[self.roles[0]].gpu
 
     @property
+    def other_gpus(self) -> tuple[Gpu, ...]:
+        """The GPUs that pools name: none where all lie on those of `profiles`."""
+        return tuple({p.gpu.name: p.gpu for mix in self.mixes for p in mix.values()}.values())
+
+    @property
     def cluster(self) -> space.Cluster:
         """The GPUs there are."""
+        if self.fleet is not None:
+            return self.fleet.at_most(self.num_gpus).all
         per_node = self.gpus_per_node or self.gpu.gpus_per_node
         return space.Cluster(self.num_gpus or per_node, per_node)
+
+    def cluster_of(self, placement: Placement) -> space.Cluster:
+        """Return the GPUs that copies of a placement may use."""
+        gpus = {pool.role: pool.gpu for pool in placement.pools if pool.gpu is not None}
+        if self.fleet is None or len(gpus) < len(placement.pools):
+            return self.cluster
+        return self.fleet.at_most(self.num_gpus).of(gpus)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the question for provenance."""
         used = {role.name.lower(): self.profiles[role] for role in self.roles}
-        return {
+        return self._mixed() | {
             "model": self.model.name,
             "gpu": self.gpu.name,
             "profiles": {role: {"name": p.name, "sha256": p.sha256} for role, p in used.items()},
@@ -177,10 +211,54 @@ class Question:
             "num_requests": self.num_requests,
         }
 
+    def _mixed(self) -> dict[str, Any]:
+        """Return what questions have that are about several GPUs, or limits of a batch."""
+        found: dict[str, Any] = {}
+        if self.fleet is not None:
+            found["mixes"] = [
+                {role.name.lower(): {"gpu": p.gpu.name, "sha256": p.sha256} for role, p in mix.items()}
+                for mix in self.mixes
+            ]
+            found["fleet"] = {name: [part.num_gpus, part.gpus_per_node] for name, part in self.fleet.types.items()}
+            found["by_role"] = {role.name.lower(): number for role, number in self.fleet.by_role.items()}
+        if self.batches != BatchChoices():
+            found["batches"] = repr(self.batches)
+        if self.token_budgets != space.TOKEN_BUDGETS:
+            found["token_budgets"] = list(self.token_budgets)
+        return found
+
 
 def candidates(question: Question) -> tuple[Placement, ...]:
     """Return every placement of the question's space, whether it can run or not."""
-    cluster = question.cluster
+    if question.fleet is None:
+        shapes = _shapes(question, question.cluster)
+        return tuple(p for shape in shapes for p in question.batches.variants(shape, question.profiles))
+    many = len(question.fleet.types) > 1
+    return tuple(
+        variant
+        for part, mix in _parts(question)
+        for placement in _shapes(part, question.fleet.at_most(question.num_gpus).of(gpus_of(mix)))
+        if question.fleet.allows(placement)
+        for variant in question.batches.variants(on_gpus(placement, mix) if many else placement, mix)
+    )
+
+
+def _parts(question: Question) -> Iterator[tuple[Question, Mix]]:
+    """Yield the question about each mix alone, and the mix."""
+    assert question.fleet is not None
+    for mix in question.mixes:
+        names = set(gpus_of(mix).values())
+        # Pairs within a node are on GPUs of one type, as nodes are.
+        if not set(mix) <= set(question.roles) or (question.affinity is Affinity.LOW and len(names) > 1):
+            continue
+        cluster = question.fleet.at_most(question.num_gpus).of(gpus_of(mix))
+        mode = Mode.COLOCATED if Role.COLOCATED in mix else Mode.DISAGGREGATED
+        alone = replace(question, profiles=mix, mixes=(), fleet=None, mode=mode, prices=None, always=())
+        yield replace(alone, num_gpus=cluster.num_gpus, gpus_per_node=cluster.gpus_per_node), mix
+
+
+def _shapes(question: Question, cluster: space.Cluster) -> list[Placement]:
+    """Return every placement on these GPUs, under the engine's limits of a batch."""
     found: list[Placement] = []
     if question.mode is not Mode.COLOCATED:
         prefill = space.parallelisms(question.profiles[Role.PREFILL].model, max_gpus=cluster.largest_instance)
@@ -191,7 +269,7 @@ def candidates(question: Question) -> tuple[Placement, ...]:
         degrees = space.parallelisms(question.profiles[Role.COLOCATED].model, max_gpus=cluster.largest_instance)
         variants = space.schedulings(question.policies, token_budgets=question.token_budgets)
         found += space.colocated(degrees, variants, cluster=cluster)
-    return tuple(found)
+    return found
 
 
 def search(
@@ -246,6 +324,7 @@ def scenario(question: Question) -> Scenario:
         seed=question.seed,
         options=replace(question.options, track_itl=False, log_steps=False),
         transient=question.num_requests is not None,
+        mixes=question.used_mixes,
     )
 
 
@@ -293,12 +372,16 @@ def _horizons(question: Question, known: bounds.Case) -> tuple[Horizon | None, H
 
 def _highest_rate(question: Question, known: bounds.Case) -> float:
     """Return an upper bound on the rate that any placement of the question sustains, 1 where none is known."""
+    if question.mixes:
+        parts = [(part, replace(known, profiles=part.used_profiles, known={}, idle={})) for part, _ in _parts(question)]
+        return max((_highest_rate(part, known_of_part) for part, known_of_part in parts), default=1.0)
     best: dict[Role, float] = {}
-    profiles = question.used_profiles
+    profiles, cases = question.used_profiles, dict[object, bounds.Case]()
     for placement in candidates(replace(question, affinity=Affinity.LOW, num_gpus=question.cluster.largest_instance)):
         for pool in placement.pools:
             if not feasibility.pool_reasons(pool, profiles, question.cluster, known.sample.longest):
-                per_gpu = bounds.pool_capacity(pool, known).rate_per_s / pool.num_gpus
+                placed = case_of(placement, known, (), cases)
+                per_gpu = bounds.pool_capacity(pool, placed).rate_per_s / pool.num_gpus
                 best[pool.role] = max(best.get(pool.role, 0.0), per_gpu if math.isfinite(per_gpu) else 0.0)
     both = [best.get(role, 0.0) for role in (Role.PREFILL, Role.DECODE)]
     disaggregated = 1 / (1 / both[0] + 1 / both[1]) if min(both) > 0 else max(both)
@@ -346,8 +429,10 @@ class _Search:
         self.scenario = scenario(question)
         self.runner = Runner(self.scenario, executor=executor, progress=progress)
         self.case = case(question)
+        self.cases: dict[object, bounds.Case] = {}
         self.stable_per_s: dict[Entrant, float] = {}
-        self.warnings = _warnings(self.scenario, question.cluster)
+        fleet = [question.cluster] if question.fleet is None else question.fleet.types.values()
+        self.warnings = _warnings(self.scenario, max(fleet, key=lambda part: part.num_nodes))
         self.replications = replications_of(question)
         if question.num_requests is None:
             self.replications = _REPORTED_REPLICATIONS, _MOST_REPLICATIONS
@@ -358,7 +443,7 @@ class _Search:
         self.reported = replace(horizons[-1], counted=counted, tail=horizons[-1].tail // 2)
         if self.scenario.transient:
             self.reported = horizons[-1]
-        self.traffic = Traffic(self.scenario, self.case, self.reported.warmup, self.reported.counted, PARTS)
+        self.traffic = Traffic(self.scenario, self.reported.warmup, self.reported.counted, PARTS)
         # One replication need not resolve what the others will blur.
         sampling = replace(self._sampling(checks, checks), precision=max(question.precision, _COARSE))
         brief, short, long = horizons
@@ -404,24 +489,27 @@ class _Search:
         for placement in candidates(self.question):
             if self.among is not None and placement not in self.among:
                 continue
-            reasons = feasibility.reasons(placement, profiles=self.scenario.profiles, cluster=cluster, longest=longest)
+            known = case_of(placement, self.case, self.scenario.mixes, self.cases)
+            within = self.question.cluster_of(placement)
+            reasons = feasibility.reasons(placement, profiles=known.profiles, cluster=within, longest=longest)
+            reasons += limit_reasons(placement, known.profiles, self.question.options)
             if reasons:
                 infeasible.append(Trial(placement, State.INFEASIBLE, reasons=reasons))
                 continue
             worth = self._replicas(placement) * placement.num_gpus / cluster.num_gpus
-            analytic = bounds.upper_bounds(placement, self.case)
+            analytic = bounds.upper_bounds(placement, known)
             capacity = min((bound.rate_per_s for bound in analytic if bound.rate_per_s > 0), default=math.inf)
             if self.scenario.transient:
                 # A finite run may end before its backlog hurts: only what is impossible for one request is.
-                analytic = (bounds.idle_bound(placement, self.case),)
-            headroom = bounds.headroom(placement, self.case)
+                analytic = (bounds.idle_bound(placement, known),)
+            headroom = bounds.headroom(placement, known)
             cheap = thrift(placement, self.question.prices)
             entrants.append(Entrant(placement, analytic, capacity, headroom, worth, cheap))
         return infeasible, entrants
 
     def _replicas(self, placement: Placement) -> int:
         """Return how many copies of a placement the cluster holds."""
-        cluster = self.question.cluster
+        cluster = self.question.cluster_of(placement)
         if self.question.affinity is Affinity.LOW:
             nodes, rest = divmod(cluster.num_gpus, cluster.gpus_per_node)
             return nodes * (cluster.gpus_per_node // placement.num_gpus) + rest // placement.num_gpus
@@ -452,7 +540,8 @@ class _Search:
         for entrant, start in steady.items():
             limit = entrant.bounds[0].rate_per_s
             begin = start * entrant.num_gpus * _BELOW
-            controls = self.traffic.controls(entrant.placement, begin)
+            known = case_of(entrant.placement, self.case, self.scenario.mixes, self.cases)
+            controls = self.traffic.controls(entrant.placement, begin, known)
             sampling = replace(self._sampling(least, least), locate=1)
             risky = begin > _RISKY * self.stable_per_s.get(entrant, 0.0)
             entrant.estimator = Estimator(self.question.attainment, begin, limit, sampling, controls, risky)
@@ -466,10 +555,10 @@ class _Search:
             known: goodput per GPU that the race found or guesses, 0 where neither.
         """
         shown = [e for e in kind.members if e in reported and e.per_gpu > 0 and e.failure is None]
-        best = max((e.per_gpu for e in shown), default=math.inf)
+        best = max((e.per_gpu * e.thrift for e in shown), default=math.inf)
         least = best * _CLOSE if len(shown) == 1 else best
-        close = [e for e in kind.members if e not in reported and e.failure is None and known[e] > least]
-        close.sort(key=lambda e: (-known[e], e.num_gpus, e.placement.label))
+        close = [e for e in kind.members if e not in reported and e.failure is None and known[e] * e.thrift > least]
+        close.sort(key=lambda e: (-known[e] * e.thrift, e.num_gpus, e.placement.label))
         more = {e: known[e] for e in close[:_CHALLENGERS]}
         reported |= dict.fromkeys(more)
         self._estimate(more)
@@ -552,8 +641,12 @@ class _Search:
             question=self.question.to_dict(),
             probes=self.runner.probes,
             requests=self.runner.requests,
-            warnings=(*self.warnings, *range_remarks(self.scenario.profiles, [e.placement for e in reported])),
+            warnings=(*self.warnings, *self._range_remarks(reported)),
         )
+
+    def _range_remarks(self, reported: Iterable[Entrant]) -> list[str]:
+        placements = [entrant.placement for entrant in reported]
+        return list(dict.fromkeys(r for p in placements for r in range_remarks(self.scenario.profiles_of(p), [p])))
 
     def _tied(self, complete: Sequence[Trial]) -> set[Placement]:
         """Return the placements that are not significantly below the first trial, itself included."""
@@ -561,6 +654,10 @@ class _Search:
         return {t.placement for t in complete if t is complete[0] or _is_tied(t, complete[0], confidence)}
 
     def _trial(self, entrant: Entrant, reported: bool, stable_per_s: float | None) -> Trial:
+        trial = self._trial_per_gpu(entrant, reported, stable_per_s)
+        return trial if entrant.thrift == 1.0 else replace(trial, thrift=entrant.thrift)
+
+    def _trial_per_gpu(self, entrant: Entrant, reported: bool, stable_per_s: float | None) -> Trial:
         placement, replicas = entrant.placement, self._replicas(entrant.placement)
         fault = self.runner.faults.get(placement)
         failure = entrant.failure if fault is None else fault.why
@@ -603,11 +700,11 @@ def _sustains(trial: Trial) -> bool:
 
 
 def _is_tied(trial: Trial, first: Trial, confidence: float) -> bool:
-    """Return whether a trial's goodput per GPU is not significantly below the first one's, over paired replications."""
+    """Return whether a trial is not significantly below the first one by the objective, over paired replications."""
     assert trial.goodput is not None
     assert first.goodput is not None
     paired = ratio(trial.goodput, first.goodput, confidence=confidence)
-    return paired is not None and paired.high * first.num_gpus / trial.num_gpus >= 1.0
+    return paired is not None and paired.high * first.num_gpus / trial.num_gpus * (trial.thrift / first.thrift) >= 1
 
 
 def operation_of(

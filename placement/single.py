@@ -11,6 +11,7 @@ from dsim.errors import InputError
 from dsim.pools import Placement, Role
 from placement import bounds
 from placement.goodput import Ask, Estimator, Goodput, Sampling
+from placement.mixes import case_of
 from placement.probe import Outcome, Probe
 from placement.race import Horizon
 from placement.result import Operation
@@ -59,7 +60,7 @@ def goodput_of(
     Raises:
         InputError: a run broke off.
     """
-    known, runs = case(question), scenario(question)
+    known, runs = case_of(placement, case(question), question.used_mixes, {}), scenario(question)
     pools = [pool for pool in placement.pools if phase in {None, pool.role}]
     capacity = min(bounds.pool_capacity(pool, known).rate_per_s for pool in pools)
     limit = math.inf

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from dsim.errors import InputError
 from dsim.pools import Placement
+from placement.cover import Limited, gpus_by_type, usage
 from placement.crew import each
 from placement.objective import Prices, cost_usd_per_h, plus, usd_per_million_tokens
 from placement.pareto import played
@@ -265,6 +266,7 @@ def size(
     *,
     prices: Prices,
     available_gpus: int | None = None,
+    available_by_type: Mapping[str, int] | None = None,
     jobs: int = 1,
     executor: Executor | None = None,
     progress: Progress | None = None,
@@ -278,6 +280,7 @@ def size(
     Args:
         prices: of the roles' GPUs.
         available_gpus: GPUs there are, in nodes of the question; None: as many as it takes.
+        available_by_type: those of each type, where the question has several; None: no limit of its own.
         jobs: local worker processes.
         executor: used instead of them.
 
@@ -287,9 +290,9 @@ def size(
     if question.num_requests is not None:
         raise InputError("size", "must be None: what a finite run serves does not last", name="num_requests")
     if executor is not None:
-        return _Sizer(question, demand, prices, available_gpus, executor, progress).run()
+        return _Sizer(question, demand, prices, available_gpus, executor, progress, available_by_type).run()
     with local_processes(jobs) as local:
-        return _Sizer(question, demand, prices, available_gpus, local, progress).run()
+        return _Sizer(question, demand, prices, available_gpus, local, progress, available_by_type).run()
 
 
 class _Sizer:
@@ -303,11 +306,13 @@ class _Sizer:
         available_gpus: int | None,
         executor: Executor | None,
         progress: Progress | None,
+        available_by_type: Mapping[str, int] | None = None,
     ) -> None:
         self.question = question
         self.demand = demand
         self.prices = prices
         self.available_gpus = available_gpus
+        self.available_by_type = available_by_type
         self.executor = executor
         self.progress = progress
         self.scenario = scenario(question)
@@ -328,9 +333,15 @@ class _Sizer:
         blocks = list(self.blocks.values())
         chosen = cover(blocks, self.demand.amount)
         trials = tuple(sorted((block.trial for block in blocks), key=_by_goodput))
+        most = None if self.available_gpus is None else self._most(blocks, self.available_gpus)
+        if self.available_by_type is not None and blocks:
+            limited = Limited(blocks, self.available_by_type)
+            most = limited.most
+            if any(number > self.available_by_type.get(gpu or "", 0) for gpu, number in usage(chosen).items()):
+                # Where there are too few of what is best, others may do.
+                chosen = limited.cover(self.demand.amount * (1 - _ROUNDING)) or chosen
         plan = self._plan(chosen) if chosen else None
         fits = plan is not None and self._fits(plan)
-        most = None if self.available_gpus is None else self._most(blocks, self.available_gpus)
         return Sizing(plan, fits, most, trials, searched, self.probes + self.runner.probes, self._requests())
 
     def _requests(self) -> int:
@@ -463,17 +474,37 @@ class _Sizer:
 
     def _num_nodes(self, copies: Sequence[Copies]) -> int:
         """Return the nodes that hold the instances, or whole copies where KV must not cross nodes."""
-        counts: dict[int, int] = {}
+        return sum(self._nodes_by_type(copies).values())
+
+    def _nodes_by_type(self, copies: Sequence[Copies]) -> dict[str | None, int]:
+        """Return the nodes of each type of GPU; None for pools that name none."""
+        counts: dict[str | None, dict[int, int]] = {}
         for kind in copies:
             if self.question.affinity is Affinity.LOW:
-                counts[kind.placement.num_gpus] = counts.get(kind.placement.num_gpus, 0) + kind.count
+                own = counts.setdefault(kind.placement.pools[0].gpu, {})
+                own[kind.placement.num_gpus] = own.get(kind.placement.num_gpus, 0) + kind.count
                 continue
             for pool in kind.placement.pools:
-                gpus = pool.parallelism.num_gpus
-                counts[gpus] = counts.get(gpus, 0) + kind.count * pool.count
-        return num_nodes(counts, self.question.cluster.gpus_per_node)
+                own, gpus = counts.setdefault(pool.gpu, {}), pool.parallelism.num_gpus
+                own[gpus] = own.get(gpus, 0) + kind.count * pool.count
+        return {gpu: num_nodes(own, self._gpus_per_node(gpu)) for gpu, own in counts.items()}
+
+    def _gpus_per_node(self, gpu: str | None) -> int:
+        fleet = self.question.fleet
+        return self.question.cluster.gpus_per_node if gpu is None or fleet is None else fleet.types[gpu].gpus_per_node
 
     def _fits(self, plan: Plan) -> bool:
+        if self.available_by_type is not None:
+            used: dict[str | None, int] = {}
+            for kind in plan.copies:
+                for gpu, number in gpus_by_type(kind.placement).items():
+                    used[gpu] = used.get(gpu, 0) + kind.count * number
+            nodes_used, there = self._nodes_by_type(plan.copies), self.available_by_type
+            return all(
+                number <= there.get(gpu or "", 0)
+                and nodes_used[gpu] <= -(-there.get(gpu or "", 0) // self._gpus_per_node(gpu))
+                for gpu, number in used.items()
+            )
         if self.available_gpus is None:
             return True
         nodes = -(-self.available_gpus // self.question.cluster.gpus_per_node)

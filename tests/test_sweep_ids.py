@@ -81,6 +81,11 @@ VARIED: dict[str, Tree] = {
     "profile_set": {"profile_set": {f"host.{role}.token_s": 4e-7 for role in ("prefill", "decode", "colocated")}},
     "colocated_engine": {"colocated_engine": "vllm"},
     "colocated_profile": {"colocated_profile": "mine.yaml"},
+    "prefill_gpu": {"prefill_gpu": "h100"},
+    "decode_gpu": {"decode_gpu": "h100"},
+    "colocated_gpu": {"colocated_gpu": "h100"},
+    "prefill_profile": {"prefill_profile": "mine.yaml"},
+    "decode_profile": {"decode_profile": "mine.yaml"},
     "placement": {"placement": "1xP:tp2pp1 + 1xD:tp1pp1"},
     "policy": {"policy": "orca", "token_budget": None},
     "token_budget": {"token_budget": 256},
@@ -117,6 +122,8 @@ VARIED: dict[str, Tree] = {
     "search.mode": {"search.mode": "colocated"},
     "search.policies": {"search.policies": ["orca"]},
     "search.token_budgets": {"search.token_budgets": [64]},
+    "search.max_batch_tokens": {"search.max_batch_tokens": "prefill=512"},
+    "search.max_batch_requests": {"search.max_batch_requests": "decode=4,8"},
     "search.top": {"search.top": 2},
     "search.precision": {"search.precision": 0.5},
     "search.requests": {"search.requests": 30},
@@ -154,13 +161,15 @@ _FULL = {
     "search.method",
 }
 _EVALUATED = _PROFILED | {"step", "step.phase", "step.tp", "step.pp", "step.batch"}
+_PAIRED = {"prefill_gpu", "decode_gpu", "prefill_profile", "decode_profile"}
+_APART = _PAIRED | {"colocated_gpu", "search.max_batch_tokens", "search.max_batch_requests"}
 #: Keys that the id of each base has to tell.
 READ: dict[str, set[str]] = {
-    "simulate": _RUN | _POOLS | {"trace", "quantiles", "handover", "kv_link"},
-    "goodput": _PROFILED | _LIMITED | _POOLS | {"placement", "requests", "kv_blocks", "attainment"},
+    "simulate": _RUN | _POOLS | _PAIRED | {"trace", "quantiles", "handover", "kv_link"},
+    "goodput": _PROFILED | _LIMITED | _POOLS | _PAIRED | {"placement", "requests", "kv_blocks", "attainment"},
     "steady": _PROFILED | _LIMITED | {"finite", "requests", "search.precision", "search.requests"},
     "colocated": (_RUN - {"engine", "placement", "profile"}) | {"policy", "token_budget"},
-    "search": _PROFILED | _LIMITED | _CLUSTER | _FULL | {"prefill_batching", "decode_routing"},
+    "search": _PROFILED | _LIMITED | _CLUSTER | _FULL | _APART | {"prefill_batching", "decode_routing"},
     "authors": _PROFILED | _LIMITED | (_CLUSTER - {"colocated_profile"}),
     "prefill step": (_EVALUATED - {"step.pp"}) | {"step.prompt_tokens"},
     "decode step": _EVALUATED | {"step.context_tokens"},
@@ -260,8 +269,17 @@ def test_every_key_is_varied() -> None:
 
 
 #: A permission, which changes no number of a setting that needs none; the seed, which every id has; and what is
-#: part of a profile, which counts as a whole.
-SILENT = {"extrapolate", "seed", "handover", "kv_link"}
+#: part of a profile, which counts as a whole, as the profiles of both pools do where one of them runs alone.
+SILENT = {
+    "extrapolate",
+    "seed",
+    "handover",
+    "kv_link",
+    "prefill_gpu",
+    "decode_gpu",
+    "prefill_profile",
+    "decode_profile",
+}
 #: Of runs too long for a test; a finite one shows the same.
 LONG = {"steady": "goodput"}
 

@@ -46,6 +46,8 @@ ACCEPTED: Final[Mapping[str, tuple[str, ...]]] = {
     "quantiles": ("[]",),
     "search": ("{}",),
     "search.token_budgets": ("[1, 2]",),
+    "search.max_batch_tokens": ("'5'",),
+    "search.max_batch_requests": ("'5'",),
     "search.precision": ("0.5", "1e-320"),
     "search.requests": ("1e9",),
     "search.timing": ("true",),
@@ -190,7 +192,7 @@ def test_devices_and_pipes_are_no_traces(folder: Path, monkeypatch: pytest.Monke
     monkeypatch.chdir(folder)
     pipe = folder / "pipe.csv"
     os.mkfifo(pipe)
-    for key in ("trace", "workload", "arrivals", "profile"):
+    for key in ("trace", "workload", "arrivals", "profile", "prefill_profile"):
         for value in (str(pipe), "/dev/zero"):
             said = refusal(Path("hostile.yaml"), "base", key, value)
             assert said is not None

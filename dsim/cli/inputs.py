@@ -105,6 +105,7 @@ def described_profiles(profiles: Mapping[Role, Profile], roles: Collection[Role]
     return {
         role.name.lower(): {
             "name": p.name,
+            "gpu": p.gpu.name,
             "engine": p.engine,
             "sha256": p.sha256,
             "source": p.source,

@@ -18,13 +18,21 @@ if TYPE_CHECKING:
 def plan_parts(plan: Plan, question: Question, prices: Prices) -> list[Table | str]:
     """Return the parts of a plan's report, in order."""
     from dsim.cli.tables import percent
+    from placement.cover import gpus_by_type
 
     copies = ", ".join(f"{kind.count} x ({kind.placement.label})" for kind in plan.copies)
     per_node = question.cluster.gpus_per_node
     capacity, load = plan.capacity_per_s, plan.load
     tokens = ", ".join(f"{name} {usd(amount)}" for name, amount in plan.usd_per_million_tokens.items())
+    types: dict[str, int] = {}
+    for kind in plan.copies:
+        for gpu, number in gpus_by_type(kind.placement).items():
+            if gpu is not None:
+                types[gpu] = types.get(gpu, 0) + kind.count * number
+    of_types = "".join(f"{number} {gpu}, " for gpu, number in types.items())
+    nodes = f"{number_of(plan.num_nodes, 'node')} of {per_node}"
     lines = [
-        f"needs {number_of(plan.num_gpus, 'GPU')} ({number_of(plan.num_nodes, 'node')} of {per_node}): {copies}",
+        f"needs {number_of(plan.num_gpus, 'GPU')} ({of_types}{nodes}): {copies}",
         f"GPUs if every goodput were its estimate: {plan.gpus_at_estimate}; its upper limit: "
         f"{plan.gpus_at_most_optimistic}",
         f"safe: it serves {capacity.low:.4g} requests/s at the lower limits of the goodputs, {plan.rate_per_s:.4g} are "

@@ -12,6 +12,7 @@ from dsim.errors import InputError
 from dsim.units import split_quantity
 
 if TYPE_CHECKING:
+    from dsim.gpu import Gpu
     from dsim.pools import Role
     from dsim.profile import Profile
     from placement.objective import Price, Prices
@@ -29,8 +30,17 @@ PriceOption = Annotated[
 _HINT = "as in --price 2.5 or --price h100=2.5 (USD an hour and GPU)"
 
 
-def asked_prices(texts: Sequence[str] | None, profiles: Mapping[Role, Profile], roles: Collection[Role]) -> Prices:
+def asked_prices(
+    texts: Sequence[str] | None,
+    profiles: Mapping[Role, Profile],
+    roles: Collection[Role],
+    *,
+    others: Sequence[Gpu] = (),
+) -> Prices:
     """Return the price of each role's GPU.
+
+    Args:
+        others: GPUs that pools may name.
 
     Raises:
         InputError: a text is no price, or for a GPU that is not used.
@@ -38,7 +48,7 @@ def asked_prices(texts: Sequence[str] | None, profiles: Mapping[Role, Profile], 
     from placement.objective import prices_of
 
     used = {role: profile for role, profile in profiles.items() if role in roles}
-    names = list(dict.fromkeys(profile.gpu.name for profile in used.values()))
+    names = list(dict.fromkeys(gpu.name for gpu in (*(profile.gpu for profile in used.values()), *others)))
     given: dict[str, float] = {}
     for text in (part for item in texts or () for part in item.split(",")):
         gpu, equals, amount = text.rpartition("=")
@@ -53,7 +63,7 @@ def asked_prices(texts: Sequence[str] | None, profiles: Mapping[Role, Profile], 
             given[name] = value
         else:
             given |= {name: value for name in names if name not in given}
-    return prices_of(used, given)
+    return prices_of(used, given, others=others)
 
 
 def _used(gpu: str, names: Sequence[str]) -> str:
@@ -70,7 +80,9 @@ def _used(gpu: str, names: Sequence[str]) -> str:
 
 def price_list(prices: Prices) -> list[Price]:
     """Return the prices, each GPU once."""
-    return list({price.gpu: price for price in prices.values()}.values())
+    from placement.objective import every_price
+
+    return list({price.gpu: price for price in every_price(prices)}.values())
 
 
 def price_lines(prices: Prices) -> list[str]:

@@ -48,6 +48,29 @@ from dsim.cli.options import (
 )
 from dsim.cli.output import Table
 from dsim.cli.plans import not_enough, plan_parts
+from dsim.cli.pools import (
+    Chosen,
+    ColocatedGpu,
+    DecodeGpu,
+    DecodeProfile,
+    Gpus,
+    MaxBatchRequests,
+    MaxBatchTokens,
+    PrefillGpu,
+    PrefillProfile,
+    RoleOptions,
+    TokenBudgets,
+    asked_batches,
+    asked_budgets,
+    by_mix_lines,
+    check_lm,
+    described_mixes,
+    fleet_line,
+    mixed_gpus,
+    mixed_introduction,
+    roles_of,
+    whole_number_of_gpus,
+)
 from dsim.cli.prices import PriceOption, asked_prices, price_lines, price_list, usd, with_costs
 from dsim.cli.search_runs import (
     CacheFile,
@@ -71,6 +94,7 @@ if TYPE_CHECKING:
     from dsim.profile import Profile
     from placement.crew import Crew
     from placement.curve import Curve
+    from placement.mixes import BatchChoices
     from placement.objective import Prices
     from placement.pareto import Point
     from placement.result import SearchResult, Trial
@@ -134,10 +158,12 @@ def search(
             help="A profile of your own for colocated placements.",
         ),
     ] = None,
-    gpus: Annotated[
-        int | None,
-        typer.Option("--gpus", parser=whole_number, metavar="N", help="At most this many GPUs. [default: one node]"),
-    ] = None,
+    prefill_gpu: PrefillGpu = None,
+    decode_gpu: DecodeGpu = None,
+    colocated_gpu: ColocatedGpu = None,
+    prefill_profile: PrefillProfile = None,
+    decode_profile: DecodeProfile = None,
+    gpus: Gpus = None,
     nodes: Annotated[
         int | None, typer.Option("--nodes", parser=whole_number, metavar="N", help="Whole nodes instead of --gpus.")
     ] = None,
@@ -159,6 +185,9 @@ def search(
         typer.Option("--policy", help="A policy of colocated instances to try; may be repeated. [default: all]"),
     ] = None,
     prefill_batching: PrefillBatchingOption = PrefillBatching.ENGINE,
+    max_batch_tokens: MaxBatchTokens = None,
+    max_batch_requests: MaxBatchRequests = None,
+    token_budgets: TokenBudgets = None,
     kv_blocks: KvBlocksText = None,
     handover: HandoverText = None,
     kv_link: KvLinkText = None,
@@ -229,6 +258,14 @@ def search(
         kv_dtype=kv_dtype,
         colocated_engine=colocated_engine,
         colocated_profile=colocated_profile,
+        prefill_gpu=prefill_gpu,
+        decode_gpu=decode_gpu,
+        colocated_gpu=colocated_gpu,
+        prefill_profile=prefill_profile,
+        decode_profile=decode_profile,
+        max_batch_tokens=max_batch_tokens,
+        max_batch_requests=max_batch_requests,
+        token_budgets=token_budgets,
         gpus=gpus,
         nodes=nodes,
         gpus_per_node=gpus_per_node,
@@ -350,7 +387,15 @@ def resolved(
     kv_dtype: KvDtype = KvDtype.AUTO,
     colocated_engine: str | None,
     colocated_profile: Path | None,
-    gpus: int | None,
+    prefill_gpu: str | None = None,
+    decode_gpu: str | None = None,
+    colocated_gpu: str | None = None,
+    prefill_profile: Path | None = None,
+    decode_profile: Path | None = None,
+    max_batch_tokens: str | None = None,
+    max_batch_requests: str | None = None,
+    token_budgets: str | None = None,
+    gpus: str | None,
     nodes: int | None,
     gpus_per_node: int | None,
     workload: str | None,
@@ -376,19 +421,49 @@ def resolved(
     """
     from profiles.choice import Variant, choose_colocated, choose_profile
     from profiles.handover import asked_handover
+    from profiles.mixed import Wanted
 
     whole("--seed", seed, at_least=0, at_most=2**32 - 1)
     parse_slo(slo)
     variant = Variant(experts, kv_dtype)
-    used = choose_profile(model=model, gpu=gpu, engine=engine, file=profile, evidence=evidence, variant=variant)
-    colocated = choose_colocated(used, engine=colocated_engine, file=colocated_profile, variant=variant)
-    cluster = _cluster(used, gpus=gpus, nodes=nodes, gpus_per_node=gpus_per_node, affinity=affinity)
-    crosses = cluster.num_gpus > max(cluster.gpus_per_node, used.gpu.scale_up_domain_gpus)
-    handing = asked_handover(used, handover, kv_link, crosses_nodes=crosses)
-    if colocated is used:
-        # Nothing else is about colocated placements: they stay what they are, under one name.
-        colocated = handing
-    used = handing
+    batches = asked_batches(prefill_batching, max_batch_tokens, max_batch_requests)
+    options = RoleOptions(
+        gpus=(prefill_gpu, decode_gpu, colocated_gpu), files=(prefill_profile, decode_profile, colocated_profile)
+    )
+    mixed = None
+    if options.are_given or (gpus is not None and "=" in gpus):
+        mixed = options.chosen(
+            Wanted(
+                model=model,
+                gpu=gpu,
+                engine=engine,
+                profile=profile,
+                colocated_engine=colocated_engine,
+                evidence=evidence,
+                variant=variant,
+            ),
+            roles=roles_of(mode.value),
+            gpus=gpus,
+            nodes=nodes,
+            gpus_per_node=gpus_per_node,
+            within_node=affinity is AffinityChoice.LOW,
+            handover=handover,
+            kv_link=kv_link,
+        )
+        used, colocated, cluster = mixed.first(Role.PREFILL), mixed.first(Role.COLOCATED), mixed.fleet.all
+        if prefill_batching is PrefillBatching.LM:
+            batches = batches.with_lm()
+    else:
+        used = choose_profile(model=model, gpu=gpu, engine=engine, file=profile, evidence=evidence, variant=variant)
+        colocated = choose_colocated(used, engine=colocated_engine, file=colocated_profile, variant=variant)
+        number = whole_number_of_gpus(gpus)
+        cluster = _cluster(used, gpus=number, nodes=nodes, gpus_per_node=gpus_per_node, affinity=affinity)
+        crosses = cluster.num_gpus > max(cluster.gpus_per_node, used.gpu.scale_up_domain_gpus)
+        handing = asked_handover(used, handover, kv_link, crosses_nodes=crosses)
+        if colocated is used:
+            # Nothing else is about colocated placements: they stay what they are, under one name.
+            colocated = handing
+        used = handing
     asked = Asked(
         model=model,
         workload="sharegpt" if workload is None else workload,
@@ -396,6 +471,7 @@ def resolved(
         used=used,
         colocated=colocated,
         handover_asked=(handover or kv_link) is not None,
+        mixed=mixed,
     )
     try:
         question = _question(
@@ -407,7 +483,9 @@ def resolved(
             affinity=affinity,
             mode=mode,
             policies=tuple(dict.fromkeys(policy or Policy)),
-            prefill_token_limit=used.prefill_token_limit(prefill_batching),
+            prefill_token_limit=None if mixed is not None else used.prefill_token_limit(prefill_batching),
+            batches=batches,
+            token_budgets=asked_budgets(token_budgets),
             kv_blocks=kv_blocks,
             num_requests=None if requests is None else whole("--requests", requests, at_least=10),
             top=whole("--top", top, at_least=1, at_most=1000),
@@ -429,6 +507,7 @@ class Asked:
     used: Profile
     colocated: Profile
     handover_asked: bool = False
+    mixed: Chosen | None = None
 
 
 def cores() -> int:
@@ -466,6 +545,8 @@ def _question(
     mode: ModeChoice,
     policies: tuple[Policy, ...],
     prefill_token_limit: TokenLimit | None,
+    batches: BatchChoices,
+    token_budgets: tuple[int, ...],
     kv_blocks: str | None,
     num_requests: int | None,
     top: int,
@@ -479,9 +560,14 @@ def _question(
     workload = Workload(parse_arrivals(asked.arrivals), parse_workload(asked.workload))
     # Requests are drawn when they are needed: see now whether they can be.
     workload.trace(num_requests=1, seed=seed, context_tokens=asked.used.model.context_tokens, rate_per_s=1.0)
+    mixed = asked.mixed
     profiles = {Role.PREFILL: asked.used, Role.DECODE: asked.used, Role.COLOCATED: asked.colocated}
-    return Question(
-        profiles=with_kv_blocks(profiles, kv_blocks),
+    question = Question(
+        profiles=with_kv_blocks(profiles if mixed is None else mixed.profiles, kv_blocks),
+        mixes=() if mixed is None else tuple(with_kv_blocks(mix, kv_blocks) for mix in mixed.mixes),
+        fleet=None if mixed is None else mixed.fleet,
+        batches=batches,
+        token_budgets=token_budgets,
         workload=workload,
         slo=parse_slo(slo),
         attainment=attainment,
@@ -496,6 +582,8 @@ def _question(
         num_requests=num_requests,
         options=Options(seed=seed, prefill_token_limit=prefill_token_limit, extrapolate=extrapolate),
     )
+    check_lm(question)
+    return question
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -527,7 +615,7 @@ def _sought(
     """
     from placement.objective import check_prices
 
-    prices = asked_prices(price, question.profiles, question.roles)
+    prices = asked_prices(price, question.profiles, question.roles, others=question.other_gpus)
     asks_rate = objective is ObjectiveChoice.MIN_GPUS
     if asks_rate and rate is None:
         raise InputError("--rate", "is needed with --objective min_gpus", hint="as in --rate 40 (requests per second)")
@@ -699,12 +787,12 @@ def _pareto_parts(question: Question, points: Sequence[Point]) -> list[Table | s
 
 def _with_kv(answer: dict[str, Any], question: Question) -> dict[str, Any]:
     """Return the answer with the KV capacity of every trial."""
-    profiles = question.used_profiles
     best = answer["best"]
     named = (best["disaggregated"], best["colocated"], answer["most_total"], answer["best_by_objective"])
     for trial in (*answer["trials"], *named):
         if trial is not None:
             placement = Placement.parse(trial["placement"])
+            profiles = question.profiles_of(placement)
             trial["kv_blocks"] = capacity(profiles, placement)
             trial["kv_source"] = kv_sources(profiles, placement)
     return answer
@@ -713,9 +801,9 @@ def _with_kv(answer: dict[str, Any], question: Question) -> dict[str, Any]:
 def _kv_lines(question: Question, result: SearchResult) -> list[str]:
     """Return the KV capacity of the best placements."""
     best = [trial.placement for trial in (result.best.disaggregated, result.best.colocated) if trial is not None]
-    profiles = question.used_profiles
-    lines = [f"KV blocks of each instance of {placement}: {kv_line(profiles, placement)}" for placement in best]
-    reasons = [reason for placement in best for reason in kv_reasons(profiles, placement)]
+    used = [(placement, question.profiles_of(placement)) for placement in best]
+    lines = [f"KV blocks of each instance of {placement}: {kv_line(p, placement)}" for placement, p in used]
+    reasons = [reason for placement, p in used for reason in kv_reasons(p, placement)]
     return lines + list(dict.fromkeys(reasons))
 
 
@@ -738,13 +826,14 @@ def described(asked: Asked, question: Question) -> dict[str, Any]:
     return {
         "model": asked.used.model.name,
         "hugging_face": asked.used.model.hugging_face,
-        "gpu": asked.used.gpu.name,
+        "gpu": mixed_gpus(question),
         "num_gpus": question.cluster.num_gpus,
         "slo": {"ttft_s": slo.ttft_s, "tpot_s": slo.tpot_s, "e2e_s": slo.e2e_s},
         "attainment_target": question.attainment,
         "workload": asked.workload,
         "arrivals": asked.arrivals,
         "profiles": described_profiles(question.profiles, question.roles),
+        "mixes": described_mixes(question),
         "extrapolated": question.options.extrapolate,
         "seed": question.seed,
     }
@@ -754,6 +843,13 @@ def introduction(asked: Asked, question: Question) -> list[str]:
     """Return the lines that say what was asked and with which numbers."""
     from dsim.cli.tables import percent
 
+    if question.fleet is not None:
+        return [
+            *mixed_introduction(question, model=asked.model),
+            fleet_line(question),
+            f"{asked.workload} lengths, {asked.arrivals} arrivals, {percent(question.attainment)} of requests within "
+            f"{question.slo}, seed {question.seed}",
+        ]
     model = asked.used.model
     name = f"{display_name(model)} ({model.hugging_face})"
     lines = [f"{asked.model} = {name} on {asked.used.gpu.name}" if asked.model else f"{name} on {asked.used.gpu.name}"]
@@ -778,7 +874,7 @@ def introduction(asked: Asked, question: Question) -> list[str]:
 
 
 def _title(asked: Asked, question: Question) -> str:
-    return f"{display_name(asked.used.model)}, {asked.used.gpu.name}, {asked.workload}, {question.slo}"
+    return f"{display_name(asked.used.model)}, {mixed_gpus(question)}, {asked.workload}, {question.slo}"
 
 
 def _print_plan(asked: Asked, question: Question, *, output_format: Format, files: list[str]) -> None:
@@ -824,6 +920,9 @@ def _print(
             confidence=question.confidence,
             first_token_after="prefill" if decode is None else decode.handover.first_token_from.last_part,
         )
+        by_mix = by_mix_lines(question, result)
+        if by_mix:
+            parts.insert(1, "\n".join(by_mix))
         kv = _kv_lines(question, result)
         if kv:
             parts.insert(-1, "\n".join(kv))

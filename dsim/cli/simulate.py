@@ -41,6 +41,8 @@ from dsim.cli.options import (
     file_path,
     whole_number,
 )
+from dsim.cli.pools import DecodeGpu, DecodeProfile, Placed, PrefillGpu, PrefillProfile, RoleOptions
+from dsim.cli.pools import placed as apart
 from dsim.errors import InfeasiblePlacementError, InputError, by_option
 from dsim.options import ExpertSharing, KvDtype, Options, PrefillBatching, Routing, Window
 from dsim.pools import Placement, Policy, Role
@@ -69,6 +71,10 @@ def simulate(
     gpu: GpuName = None,
     engine: EngineName = None,
     profile: ProfileFile = None,
+    prefill_gpu: PrefillGpu = None,
+    decode_gpu: DecodeGpu = None,
+    prefill_profile: PrefillProfile = None,
+    decode_profile: DecodeProfile = None,
     evidence: EvidenceOption = None,
     experts: ExpertsOption = ExpertSharing.TP,
     kv_dtype: KvDtypeOption = KvDtype.AUTO,
@@ -163,16 +169,23 @@ def simulate(
 ) -> int:
     """Simulate one placement under one workload and print its latencies."""
     from profiles.choice import Variant, choose_profile
+    from profiles.mixed import Wanted
 
     del config, assignments
     whole("--seed", seed, at_least=0, at_most=2**32 - 1)
-    used = choose_profile(
-        model=model, gpu=gpu, engine=engine, file=profile, evidence=evidence, variant=Variant(experts, kv_dtype)
-    )
     limits = None if slo is None else parse_slo(slo)
     placed = _placement(placement, policy=policy, token_budget=token_budget)
-    used = with_asked_handover(used, placed, handover, kv_link)
-    profiles = with_kv_blocks(dict.fromkeys(Role, used), kv_blocks)
+    variant = Variant(experts, kv_dtype)
+    roles = RoleOptions(gpus=(prefill_gpu, decode_gpu, None), files=(prefill_profile, decode_profile, None))
+    wanted = Wanted(model=model, gpu=gpu, engine=engine, profile=profile, evidence=evidence, variant=variant)
+    mixed = apart(placed, wanted, roles, handover=handover, kv_link=kv_link)
+    if mixed is not None:
+        used, placed = mixed.front, mixed.placement
+        profiles = with_kv_blocks(mixed.profiles, kv_blocks)
+    else:
+        used = choose_profile(model=model, gpu=gpu, engine=engine, file=profile, evidence=evidence, variant=variant)
+        used = with_asked_handover(used, placed, handover, kv_link)
+        profiles = with_kv_blocks(dict.fromkeys(Role, used), kv_blocks)
     _check_placement(placement, placed, profiles)
     traffic = _traffic(
         _Asked(
@@ -217,6 +230,7 @@ def simulate(
         model=model,
         extrapolate=extrapolate,
         handover_asked=(handover or kv_link) is not None,
+        mixed=mixed,
     )
     if dry_run:
         _print_plan(asked, output_format=output_format, files=names if output_dir is not None else [])
@@ -281,11 +295,14 @@ class _Run:
     model: str | None
     extrapolate: bool
     handover_asked: bool
+    mixed: Placed | None
 
     def heading(self) -> list[str]:
         """Return the lines that say what was simulated on what."""
         from profiles.handover import handover_line
 
+        if self.mixed is not None:
+            return self.mixed.heading(self.model)
         lines = introduction(self.profile, asked=self.model)
         return [*lines, handover_line(self.profile)] if self.handover_asked else lines
 

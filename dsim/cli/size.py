@@ -40,6 +40,18 @@ from dsim.cli.options import (
     whole_number,
 )
 from dsim.cli.plans import not_enough, plan_parts
+from dsim.cli.pools import (
+    ColocatedGpu,
+    DecodeGpu,
+    DecodeProfile,
+    MaxBatchRequests,
+    MaxBatchTokens,
+    PrefillGpu,
+    PrefillProfile,
+    TokenBudgets,
+    available_by_type,
+    whole_number_of_gpus,
+)
 from dsim.cli.prices import PriceOption, asked_prices, price_list, with_costs
 from dsim.cli.search import (
     AffinityChoice,
@@ -105,9 +117,18 @@ def size(
         Path | None,
         typer.Option("--colocated-profile", parser=file_path, metavar="FILE", help="A profile of your own for them."),
     ] = None,
+    prefill_gpu: PrefillGpu = None,
+    decode_gpu: DecodeGpu = None,
+    colocated_gpu: ColocatedGpu = None,
+    prefill_profile: PrefillProfile = None,
+    decode_profile: DecodeProfile = None,
     gpus: Annotated[
-        int | None,
-        typer.Option("--gpus", parser=whole_number, metavar="N", help="GPUs there are. [default: as many as it takes]"),
+        str | None,
+        typer.Option(
+            "--gpus",
+            metavar="N|GPU=N,...",
+            help="GPUs there are, in all or of each type, as h100=8,h20=16. [default: as many as it takes]",
+        ),
     ] = None,
     nodes: Annotated[
         int | None, typer.Option("--nodes", parser=whole_number, metavar="N", help="Whole nodes instead of --gpus.")
@@ -119,7 +140,10 @@ def size(
     copy_gpus: Annotated[
         int | None,
         typer.Option(
-            "--copy-gpus", parser=whole_number, metavar="N", help="GPUs of a copy at most. [default: one node]"
+            "--copy-gpus",
+            parser=whole_number,
+            metavar="N",
+            help="GPUs of a copy at most. [default: one node, of each GPU]",
         ),
     ] = None,
     objective: Annotated[
@@ -141,6 +165,9 @@ def size(
         typer.Option("--policy", help="A policy of colocated instances to try; may be repeated. [default: all]"),
     ] = None,
     prefill_batching: PrefillBatchingOption = PrefillBatching.ENGINE,
+    max_batch_tokens: MaxBatchTokens = None,
+    max_batch_requests: MaxBatchRequests = None,
+    token_budgets: TokenBudgets = None,
     kv_blocks: KvBlocksText = None,
     handover: HandoverText = None,
     kv_link: KvLinkText = None,
@@ -181,7 +208,15 @@ def size(
         kv_dtype=kv_dtype,
         colocated_engine=colocated_engine,
         colocated_profile=colocated_profile,
-        gpus=None if copy_gpus is None else whole("--copy-gpus", copy_gpus, at_least=1, at_most=64),
+        prefill_gpu=prefill_gpu,
+        decode_gpu=decode_gpu,
+        colocated_gpu=colocated_gpu,
+        prefill_profile=prefill_profile,
+        decode_profile=decode_profile,
+        max_batch_tokens=max_batch_tokens,
+        max_batch_requests=max_batch_requests,
+        token_budgets=token_budgets,
+        gpus=None if copy_gpus is None else str(whole("--copy-gpus", copy_gpus, at_least=1, at_most=64)),
         nodes=None,
         gpus_per_node=gpus_per_node,
         workload=workload,
@@ -200,10 +235,11 @@ def size(
         extrapolate=extrapolate,
         seed=seed,
     )
-    available = _available(question, gpus=gpus, nodes=nodes)
+    by_type, question = available_by_type(question, gpus)
+    available = sum(by_type.values()) if by_type else _available(question, gpus=gpus, nodes=nodes)
     if available is not None and available < question.cluster.num_gpus:
         question = replace(question, num_gpus=available)
-    prices = asked_prices(price, question.profiles, question.roles)
+    prices = asked_prices(price, question.profiles, question.roles, others=question.other_gpus)
     question = _with_objective(question, objective, prices)
     runs = asked_runs(
         jobs=jobs,
@@ -225,7 +261,15 @@ def size(
 
     with told_where_to_go_on(runs, quiet=quiet), runs.opened(question) as store:
         with progress_bar(quiet=quiet, no_color=no_color) as progress, runs.crew(store) as crew:
-            sizing = run(question, demand, prices=prices, available_gpus=available, executor=crew, progress=progress)
+            sizing = run(
+                question,
+                demand,
+                prices=prices,
+                available_gpus=available,
+                available_by_type=by_type,
+                executor=crew,
+                progress=progress,
+            )
         answer = _answer(asked, question, demand, sizing, prices, available, objective)
         if output_dir is not None:
             from dsim.cli.output import note, to_csv, to_json
@@ -261,13 +305,15 @@ def _demand(rate: str | None, users: int | None, think_time: str | None) -> Dema
     return Population(whole("--users", users, at_least=1), think_s)
 
 
-def _available(question: Question, *, gpus: int | None, nodes: int | None) -> int | None:
+def _available(question: Question, *, gpus: str | None, nodes: int | None) -> int | None:
     """Return the GPUs there are; None without a limit."""
     if gpus is not None and nodes is not None:
         raise InputError("--nodes", "does not go with --gpus", value=nodes, hint="leave one of the two out")
     if nodes is not None:
+        if question.fleet is not None and len(question.fleet.types) > 1:
+            raise InputError("--nodes", "does not say of which GPU", value=nodes, hint="give --gpus NAME=N,...")
         return whole("--nodes", nodes, at_least=1, at_most=10_000) * question.cluster.gpus_per_node
-    return None if gpus is None else whole("--gpus", gpus, at_least=1, at_most=100_000)
+    return whole_number_of_gpus(gpus)
 
 
 def _with_objective(question: Question, objective: ObjectiveChoice, prices: Prices) -> Question:

@@ -1,0 +1,478 @@
+"""Options about the pools of each role: GPUs, profiles, how many GPUs of which, and limits of their batches."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+import typer
+
+from dsim.cli.inputs import described_profiles, display_name, evidence_lines, number_of, source_line, whole
+from dsim.cli.options import file_path
+from dsim.errors import InputError
+from dsim.options import PrefillBatching
+from dsim.pools import Placement, Role
+
+if TYPE_CHECKING:
+    from dsim.model import Model
+    from dsim.profile import Profile
+    from placement.mixes import BatchChoices, Fleet, Mix
+    from placement.result import SearchResult, Trial
+    from placement.search import Question
+    from profiles.mixed import Wanted
+
+PrefillGpu = Annotated[
+    str | None,
+    typer.Option(
+        "--prefill-gpu", metavar="NAMES", help="GPUs of prefill pools: one, or several to choose from, as h100,h20."
+    ),
+]
+DecodeGpu = Annotated[
+    str | None, typer.Option("--decode-gpu", metavar="NAMES", help="GPUs of decode pools. [default: --gpu]")
+]
+ColocatedGpu = Annotated[
+    str | None,
+    typer.Option(
+        "--colocated-gpu", metavar="NAMES", help="GPUs of colocated placements. [default: those of the other pools]"
+    ),
+]
+PrefillProfile = Annotated[
+    Path | None,
+    typer.Option("--prefill-profile", parser=file_path, metavar="FILE", help="A profile of your own for prefill."),
+]
+DecodeProfile = Annotated[
+    Path | None,
+    typer.Option("--decode-profile", parser=file_path, metavar="FILE", help="A profile of your own for decode."),
+]
+Gpus = Annotated[
+    str | None,
+    typer.Option(
+        "--gpus",
+        metavar="N|NAME=N,...",
+        help="At most this many GPUs in all, or of each GPU (h100=8,h20=16) or role (prefill=8,decode=16). "
+        "[default: one node, of each GPU]",
+    ),
+]
+MaxBatchTokens = Annotated[
+    str | None,
+    typer.Option(
+        "--max-batch-tokens",
+        metavar="[ROLE=]N,...",
+        help="Most tokens of a prefill batch to try (vLLM: max_num_batched_tokens): numbers, engine, lm; by role as "
+        "prefill=2048,8192. [default: engine]",
+    ),
+]
+MaxBatchRequests = Annotated[
+    str | None,
+    typer.Option(
+        "--max-batch-requests",
+        metavar="[ROLE=]N,...",
+        help="Most requests of a batch to try (vLLM: max_num_seqs): numbers, engine; by role as decode=64,128. "
+        "[default: engine]",
+    ),
+]
+TokenBudgets = Annotated[
+    str | None,
+    typer.Option(
+        "--token-budgets", metavar="N,...", help="Tokens per step of policy chunked to try. [default: 512,2048,8192]"
+    ),
+]
+
+Limit = TypeVar("Limit")
+
+_ROLES = {role.name.lower(): role for role in Role}
+#: Choices of one limit at most: each multiplies the placements.
+_MOST_CHOICES = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """The profiles of a search over mixes of GPUs.
+
+    Args:
+        profiles: of the first mix of each kind, by role.
+    """
+
+    profiles: Mapping[Role, Profile]
+    mixes: tuple[Mix, ...]
+    fleet: Fleet
+
+    def first(self, role: Role) -> Profile:
+        """Return the profile of a role's first GPU, or of any role where this one is not searched."""
+        return self.profiles.get(role) or next(iter(self.profiles.values()))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoleOptions:
+    """The options that name GPUs and profiles of roles, in the order prefill, decode, colocated."""
+
+    gpus: tuple[str | None, str | None, str | None]
+    files: tuple[Path | None, Path | None, Path | None]
+
+    @property
+    def are_given(self) -> bool:
+        """Whether roles are asked for apart; a profile of colocated placements alone does not count."""
+        return any(self.gpus) or any(self.files[:2])
+
+    def wanted(self, names: Wanted) -> Wanted:
+        """Return what is asked for of every role.
+
+        Args:
+            names: what is asked for whatever the role.
+        """
+        gpus = {
+            role: gpu_names(f"--{role.name.lower()}-gpu", text)
+            for role, text in zip(Role, self.gpus, strict=True)
+            if text is not None
+        }
+        files = {role: file for role, file in zip(Role, self.files, strict=True) if file is not None}
+        return replace(names, gpus=gpus, files=files)
+
+    def chosen(
+        self,
+        names: Wanted,
+        *,
+        roles: Sequence[Role],
+        gpus: str | None,
+        nodes: int | None,
+        gpus_per_node: int | None,
+        within_node: bool,
+        handover: str | None,
+        kv_link: str | None,
+    ) -> Chosen:
+        """Return the profiles of every mix, and the GPUs there are.
+
+        Raises:
+            InputError: an option, what is wrong with it and what to do.
+        """
+        from placement.fleet import fleet_of
+        from profiles.mixed import mixes_of, profiles_of_roles
+
+        for role, text in zip(Role, self.gpus, strict=True):
+            if text is not None and role not in roles:
+                option, hint = f"--{role.name.lower()}-gpu", "leave it out, or change --mode"
+                raise InputError(option, "is of a role that is not searched", value=text, hint=hint)
+        if nodes is not None and gpus is not None:
+            raise InputError("--nodes", "does not go with --gpus", value=nodes, hint="leave one of the two out")
+        if gpus_per_node is not None:
+            whole("--gpus-per-node", gpus_per_node, at_least=1, at_most=1024)
+        found = profiles_of_roles(self.wanted(names))
+        fleet = fleet_of(
+            found, roles=roles, gpus=gpus, nodes=nodes, gpus_per_node=gpus_per_node, within_node=within_node
+        )
+
+        def change(profile: Profile, link: str | None) -> Profile:
+            part = fleet.types.get(profile.gpu.name, fleet.all)
+            crosses = part.num_gpus > max(part.gpus_per_node, profile.gpu.scale_up_domain_gpus)
+            return _asked(profile, handover, kv_link, link, crosses=crosses)
+
+        mixes = mixes_of(found, roles, change)
+        check_handed_over(mixes)
+        pairs = [{p.gpu.name for p in mix.values()} for mix in mixes if Role.PREFILL in mix]
+        if within_node and pairs and min(map(len, pairs)) > 1:
+            rule = "keeps pairs within a node, and a node has GPUs of one type"
+            raise InputError("--affinity", rule, value="low", hint="leave it out, or name one GPU for both roles, too")
+        first: dict[Role, Profile] = {}
+        for mix in mixes:
+            first = {**mix, **first}
+        return Chosen(first, mixes, fleet)
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """What a placement that is given runs with.
+
+    Args:
+        placement: with the GPU of each pool where they differ, or where the user named it.
+    """
+
+    placement: Placement
+    profiles: Mapping[Role, Profile]
+
+    @property
+    def front(self) -> Profile:
+        """The profile of the pool that requests come to first."""
+        return self.profiles[self.placement.pools[0].role]
+
+    def heading(self, model: str | None) -> list[str]:
+        """Return the lines that say which profiles the pools have, and what KV goes over."""
+        from profiles.handover import handover_line
+
+        used = [(pool.role, self.profiles[pool.role]) for pool in self.placement.pools]
+        gpus = ", ".join(dict.fromkeys(profile.gpu.name for _, profile in used))
+        lines = [named_on(self.front.model, gpus, asked=model), *role_lines(used)]
+        if not self.placement.is_colocated:
+            ends = f"KV {mixed_ends(self.profiles)}: " if "," in gpus else ""
+            lines.append(ends + handover_line(self.profiles[Role.DECODE]))
+        return lines
+
+
+def placed(
+    placement: Placement,
+    names: Wanted,
+    options: RoleOptions,
+    *,
+    handover: str | None,
+    kv_link: str | None,
+) -> Placed | None:
+    """Return what a placement runs with whose pools name GPUs, or whose roles have options; None for others.
+
+    Raises:
+        InputError: an option or a GPU, what is wrong with it and what to do.
+    """
+    from dsim.catalog import find_gpu
+    from profiles.mixed import handed_over, profiles_of_roles
+
+    pools = [
+        pool if pool.gpu is None else replace(pool, gpu=find_gpu(pool.gpu, where="--placement").name)
+        for pool in placement.pools
+    ]
+    if not options.are_given and not any(pool.gpu for pool in pools):
+        return None
+    wanted = options.wanted(names)
+    for role, gpus in wanted.gpus.items():
+        option = f"--{role.name.lower()}-gpu"
+        if role not in {pool.role for pool in pools}:
+            raise InputError(option, "is of a role that the placement does not have", value=",".join(gpus))
+        if len(gpus) > 1:
+            raise InputError(option, "names more than one GPU", value=",".join(gpus), hint="name one")
+    own = {pool.role: (pool.gpu,) for pool in pools if pool.gpu is not None and pool.role not in wanted.files}
+    for role, (name,) in own.items():
+        given = wanted.gpus.get(role, (name,))
+        if find_gpu(given[0]).name != name:
+            option = f"--{role.name.lower()}-gpu"
+            raise InputError(option, f"contradicts --placement, which says {name}", value=given[0])
+    if placement.is_colocated:
+        # There is one pool: what is said of it is said of all.
+        wanted = replace(wanted, gpu=pools[0].gpu or wanted.gpu)
+    found = profiles_of_roles(replace(wanted, gpus={**wanted.gpus, **own}))
+    profiles = {role: each[0] for role, each in found.items()}
+    for option, value in (("--handover", handover), ("--kv-link", kv_link)):
+        if value is not None and placement.is_colocated:
+            hint = "leave it out, or give prefill and decode instances"
+            raise InputError(option, "is for disaggregated placements", value=value, hint=hint)
+    if not placement.is_colocated:
+        prefill, decode = profiles[Role.PREFILL], profiles[Role.DECODE]
+        if prefill.gpu.name == decode.gpu.name:
+            domain_gpus = max(decode.gpu.gpus_per_node, decode.gpu.scale_up_domain_gpus)
+            crosses = placement.num_gpus > domain_gpus
+            prefill, decode = (_asked(p, handover, kv_link, None, crosses=crosses) for p in (prefill, decode))
+        else:
+            prefill, decode = handed_over(prefill, decode, lambda p, link: _asked(p, handover, kv_link, link))
+            pools = [replace(pool, gpu=profiles[pool.role].gpu.name) for pool in pools]
+        profiles |= {Role.PREFILL: prefill, Role.DECODE: decode}
+        check_handed_over([profiles])
+    return Placed(replace(placement, pools=tuple(pools)), profiles)
+
+
+def check_handed_over(mixes: Sequence[Mix]) -> None:
+    """See that KV can be handed over within each mix.
+
+    Raises:
+        InputError: it cannot.
+    """
+    from placement.mixes import check_mixes
+
+    try:
+        check_mixes(mixes)
+    except InputError as error:
+        where = "--kv-dtype" if error.name == "kv_bytes_per_token" else "--decode-gpu"
+        raise InputError(where, error.rule, name=error.name, value=error.value, hint=error.hint) from None
+
+
+def roles_of(mode: str) -> tuple[Role, ...]:
+    """Return the roles that a mode searches.
+
+    >>> [role.value for role in roles_of("both")]
+    ['P', 'D', 'C']
+    """
+    return tuple(role for role in Role if mode == "both" or (role is Role.COLOCATED) == (mode == "colocated"))
+
+
+def gpu_names(option: str, text: str) -> tuple[str, ...]:
+    """Return the GPUs that an option names."""
+    names = tuple(part.strip() for part in text.split(","))
+    if "" in names:
+        raise InputError(option, "names no GPU", value=text, hint="as in h100 or h100,h20; see dsim gpus")
+    return names
+
+
+def whole_number_of_gpus(text: str | None) -> int | None:
+    """Return a plain number of GPUs; None where none is given."""
+    from placement.fleet import number_of_gpus
+
+    return None if text is None else number_of_gpus(text)
+
+
+def available_by_type(question: Question, text: str | None) -> tuple[dict[str, int] | None, Question]:
+    """Return the GPUs there are of each type, None without such limits; and the question about what they allow.
+
+    Raises:
+        InputError: numbers that cannot be.
+    """
+    from placement.cover import check_available
+    from placement.fleet import budgets
+
+    if text is None or "=" not in text:
+        return None, question
+    fleet = question.fleet
+    if fleet is None or len(fleet.types) < 2:
+        hint = "give a plain number, or several GPUs (--prefill-gpu, --decode-gpu)"
+        raise InputError("--gpus", "is by type, and there is one", value=text, hint=hint)
+    there, of_role = budgets(text, list(fleet.types), question.roles)
+    if of_role:
+        raise InputError("--gpus", "is by GPU here, not by role", value=text, hint=f"as in {next(iter(fleet.types))}=8")
+    missing = [name for name in fleet.types if name not in there]
+    if missing:
+        raise InputError("--gpus", f"says nothing of {missing[0]}", value=text, hint=f"add {missing[0]}=N")
+    check_available(there)
+    types = {n: replace(part, num_gpus=min(part.num_gpus, there[n])) for n, part in fleet.types.items()}
+    return there, replace(question, fleet=replace(fleet, types=types))
+
+
+def _asked(
+    profile: Profile, handover: str | None, kv_link: str | None, link: str | None, *, crosses: bool = True
+) -> Profile:
+    """Return a profile with the handover asked for.
+
+    Args:
+        link: that KV between GPUs of two types goes over, where the user names none; None: they are of one type.
+    """
+    from profiles.handover import asked_handover
+
+    if link is not None and kv_link is not None and kv_link.strip().lower() in ("nvlink", "pcie"):
+        rule = "is within a node, and nodes have GPUs of one type"
+        raise InputError("--kv-link", rule, value=kv_link, hint="leave it out, or give nic or a rate")
+    return asked_handover(profile, handover, kv_link or link, crosses_nodes=crosses or link is not None)
+
+
+# Limits of batches
+
+
+def asked_batches(
+    batching: PrefillBatching, max_batch_tokens: str | None, max_batch_requests: str | None
+) -> BatchChoices:
+    """Return the limits of a batch to try for each role.
+
+    Raises:
+        InputError: a text is no list of limits.
+    """
+    from placement.batches import parse_batches
+
+    if batching is PrefillBatching.LM and max_batch_tokens is not None:
+        hint = "leave one of the two out; --max-batch-tokens takes lm, too"
+        raise InputError("--max-batch-tokens", "does not go with --prefill-batching lm", hint=hint)
+    return parse_batches(max_batch_tokens, max_batch_requests)
+
+
+def asked_budgets(text: str | None) -> tuple[int, ...]:
+    """Return the token budgets to try."""
+    from placement.batches import parse_number
+    from placement.space import TOKEN_BUDGETS
+
+    if text is None:
+        return TOKEN_BUDGETS
+    numbers = [parse_number("--token-budgets", part.strip(), "as in 512,2048,8192") for part in text.split(",")]
+    return tuple(dict.fromkeys(numbers))
+
+
+# What an answer says of mixes
+
+
+def mixed_gpus(question: Question) -> str:
+    """Return the GPUs of a search by name."""
+    return ", ".join(dict.fromkeys(p.gpu.name for mix in question.mixes for p in mix.values())) or question.gpu.name
+
+
+def described_mixes(question: Question) -> list[dict[str, Any]]:
+    """Return the profiles of every mix by role, as in docs/output.md; none where no pool names its GPU."""
+    return [described_profiles(mix, list(mix)) for mix in question.mixes]
+
+
+def mixed_introduction(question: Question, *, model: str | None) -> list[str]:
+    """Return the lines that say which profiles a search over mixes has, and what KV goes over."""
+    from profiles.handover import handover_line
+
+    mixes = question.mixes
+    lines = [
+        named_on(question.model, mixed_gpus(question), asked=model),
+        *role_lines([(role, profile) for mix in mixes for role, profile in mix.items()]),
+    ]
+    for mix in mixes:
+        if Role.PREFILL in mix and mix[Role.PREFILL].gpu.name != mix[Role.DECODE].gpu.name:
+            lines.append(f"KV {mixed_ends(mix)}: {handover_line(mix[Role.DECODE])}")
+    return lines
+
+
+def named_on(model: Model, gpus: str, *, asked: str | None) -> str:
+    """Return the line that says what a name was taken for, and on which GPUs."""
+    name = f"{display_name(model)} ({model.hugging_face}) on {gpus}"
+    return f"{asked} = {name}" if asked else name
+
+
+def role_lines(profiles: Sequence[tuple[Role, Profile]]) -> list[str]:
+    """Return the lines that say which profile the roles have on each GPU, and how good it is."""
+    roles: dict[tuple[str, str], list[str]] = {}
+    first: dict[tuple[str, str], Profile] = {}
+    for role, profile in profiles:
+        key = (profile.gpu.name, profile.name)
+        first.setdefault(key, profile)
+        if role.name.lower() not in roles.setdefault(key, []):
+            roles[key].append(role.name.lower())
+    lines = [f"{gpu} ({', '.join(roles[gpu, name])}): {source_line(first[gpu, name])}" for gpu, name in roles]
+    return lines + [f"{gpu}: {line}" for gpu, name in roles for line in evidence_lines(first[gpu, name])]
+
+
+def mixed_ends(mix: Mix) -> str:
+    """Return from where to where KV goes, in words."""
+    ends = f"{mix[Role.PREFILL].gpu.name} to {mix[Role.DECODE].gpu.name}"
+    return f"from {ends} crosses nodes, at the rate of the slower end"
+
+
+def fleet_line(question: Question) -> str:
+    """Return how many GPUs there are, in words."""
+    fleet = question.fleet
+    assert fleet is not None
+    types = [
+        f"{part.num_gpus} {name} ({number_of(part.num_nodes, 'node')} of {part.gpus_per_node})"
+        for name, part in fleet.types.items()
+    ]
+    roles = [f"{number} for {role.name.lower()}" for role, number in fleet.by_role.items()]
+    text = f"at most {number_of(question.cluster.num_gpus, 'GPU')}, of which at most {', '.join(types)}"
+    return text + (f", and {', '.join(roles)}" if roles else "")
+
+
+def by_mix_lines(question: Question, result: SearchResult) -> list[str]:
+    """Return the best that is known of every mix of GPUs, best first."""
+    seen: dict[tuple[str, ...], Trial] = {}
+    for trial in result.trials:
+        if trial.state.value in ("COMPLETE", "PRUNED"):
+            seen.setdefault(_kind(trial.placement), trial)
+    if len(seen) < 2:
+        return []
+    lines = ["the best known of each kind, per GPU of whatever type:" if question.prices is None else
+             "the best known of each kind, in the order of goodput per dollar:"]  # fmt: skip
+    for kind, trial in seen.items():
+        goodput = trial.goodput_per_gpu_per_s
+        if goodput is not None:
+            known = f"{goodput.best:.3g} ({goodput.low:.3g} - {goodput.high:.3g}) requests/s per GPU"
+        else:
+            known = "; ".join(trial.reasons)
+        lines.append(f"  {' '.join(kind)}: {trial.placement.label}: {known}")
+    return lines
+
+
+def _kind(placement: Placement) -> tuple[str, ...]:
+    return tuple(f"{pool.role.value} {pool.gpu}" for pool in placement.pools)
+
+
+def check_lm(question: Question) -> None:
+    """See that every profile whose Lm is to be tried has one.
+
+    Raises:
+        InputError: one has none.
+    """
+    for mix in question.mixes or (question.profiles,):
+        question.batches.check_lm({role: profile for role, profile in mix.items() if role in question.roles})
