@@ -15,7 +15,6 @@ from dsim.policies import LoopState, Step, scheduling_policy
 from dsim.pools import Pool, Role
 from dsim.profile import BatchLimits, Preemption, Profile
 from dsim.recorder import StepRecord
-from dsim.routing import Load
 
 if TYPE_CHECKING:
     import simpy
@@ -26,24 +25,22 @@ if TYPE_CHECKING:
 class _Loop:
     """One engine loop: its state and the step that it has in flight."""
 
-    __slots__ = ("index", "load", "state", "step")
+    __slots__ = ("index", "state", "step", "unfinished")
 
     def __init__(self, index: int, state: LoopState) -> None:
         self.index = index
         self.state = state
-        self.load = Load()
+        self.unfinished = 0
         self.step = Step()
 
 
 class ColocatedInstance:
     """What colocated instances of any pp share (docs/semantics.md, section 6)."""
 
-    pool_order = 2
-
     def __init__(self, deployment: Deployment, index: int, *, profile: Profile, pool: Pool) -> None:
         self.index = index
         self.touched = False
-        self.load = Load()
+        self._router = deployment.front_router
         self.busy_s = 0.0
         self._deployment = deployment
         parallelism = pool.parallelism
@@ -91,11 +88,12 @@ class ColocatedInstance:
     def enqueue(self, job: Job) -> None:
         """Take a request that was routed here."""
         loops = self._loops
-        loop = min(loops, key=lambda loop: loop.load.requests) if len(loops) > 1 else loops[0]
-        loop.load.add(job.prompt)
+        loop = min(loops, key=lambda loop: loop.unfinished) if len(loops) > 1 else loops[0]
+        loop.unfinished += 1
         loop.state.waiting.append(job)
         recorder = self._deployment.recorder
-        recorder.prefill_instance[job.index] = recorder.decode_instance[job.index] = self.index
+        recorder.prefill_instance[job.row] = recorder.decode_instance[job.row] = self.index
+        self._deployment.touch(self)
 
     def _begin(self, loop: _Loop, step: Step, now_s: float) -> float:
         """Account for the launch of a step; return the seconds of the swaps it pays for."""
@@ -103,7 +101,7 @@ class ColocatedInstance:
         swap_s = self._swap_s_per_token * state.swapped_tokens
         state.swapped_tokens = 0
         for job in state.preempted_now:
-            recorder.preemptions[job.index] += 1
+            recorder.preemptions[job.row] += 1
         state.preempted_now.clear()
         loop.step = step
         if step.decode:
@@ -111,11 +109,11 @@ class ColocatedInstance:
             if state.running.context > self._max_context:
                 self._deployment.check_context(self._profile, self._tp, state.running.context)
             for job in state.running.newcomers:
-                if math.isnan(recorder.decode_start_s[job.index]):
-                    recorder.decode_start_s[job.index] = now_s
+                if math.isnan(recorder.decode_start_s[job.row]):
+                    recorder.decode_start_s[job.row] = now_s
         for job, _, _ in step.chunks:
-            if math.isnan(recorder.prefill_start_s[job.index]):
-                recorder.prefill_start_s[job.index] = now_s
+            if math.isnan(recorder.prefill_start_s[job.row]):
+                recorder.prefill_start_s[job.row] = now_s
         return swap_s
 
     def _times(self, step: Step, state: LoopState) -> tuple[float, float]:
@@ -143,7 +141,7 @@ class ColocatedInstance:
                     recorder.gaps.add(end_s - job.last_token_s)
                 job.last_token_s = end_s
             else:
-                recorder.prefill_end_s[job.index] = end_s
+                recorder.prefill_end_s[job.row] = end_s
                 recorder.first_token(job, end_s)
             job.produced += 1
             if job.produced == job.output:
@@ -157,8 +155,8 @@ class ColocatedInstance:
             self._done(loop, job)
 
     def _done(self, loop: _Loop, job: Job) -> None:
-        loop.load.remove(job.prompt)
-        self.load.remove(job.prompt)
+        loop.unfinished -= 1
+        self._router.leave(self.index, job.prompt)
         self._deployment.finish(job)
 
     def _log(self, loop: _Loop, now_s: float, end_s: float) -> None:
@@ -226,6 +224,8 @@ class SerialColocatedInstance(ColocatedInstance):
         self._alarm.set(course.end_s(steps))
 
     def _on_run_end(self, _event: simpy.Event) -> None:
+        if not self._alarm.rings():
+            return
         course, steps, running = self._course, self._steps, self._loop.state.running
         assert course is not None
         gaps = self._deployment.recorder.gaps
@@ -233,13 +233,13 @@ class SerialColocatedInstance(ColocatedInstance):
         end_s = course.end_s(steps)
         self.busy_s += end_s - course.start_s + self._delay_s
         running.close_gaps(course.end_s(1), gaps)
-        running.run_on(course, steps, gaps)
+        running.run_on(course, steps, end_s, gaps)
         self._end_decode(self._loop)
         self._in_flight = False
         self._deployment.touch(self)
 
     def _on_step_end(self, _event: simpy.Event) -> None:
-        self._end_step(self._loop, self._deployment.clock.now)
+        self._end_step(self._loop, self._deployment.clock.now_s)
         self._in_flight = False
         self._deployment.touch(self)
 
@@ -306,8 +306,9 @@ class PipelinedColocatedInstance(ColocatedInstance):
         )
 
     def _on_wake(self, _event: simpy.Event) -> None:
-        self._commit(self._deployment.clock.now)
-        self._deployment.touch(self)
+        if self._alarm.rings():
+            self._commit(self._deployment.clock.now_s)
+            self._deployment.touch(self)
 
     def _commit(self, now_s: float) -> None:
         self._circuit.commit(now_s, self._batches, self._land, self._deployment.recorder.gaps)

@@ -89,7 +89,7 @@ class Result:
             columns[name] = np.array(getattr(recorder, name)[:n], dtype=np.int64)
         columns["rejected"] = columns["rejected"].astype(bool)
         stop = n if window.counted is None else min(n, window.warmup + window.counted)
-        elapsed_s = float(deployment.clock.now)
+        elapsed_s = deployment.clock.now_s
         utilization = {
             role: sum(values) / len(values) / elapsed_s if elapsed_s > 0 else 0.0
             for role, values in deployment.busy_s().items()

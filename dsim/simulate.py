@@ -6,10 +6,13 @@ import heapq
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from dsim.clock import ARRIVAL
+import numpy as np
+
+from dsim.clock import ARRIVAL, Wake
 from dsim.deployment import Deployment, longest_prompt
 from dsim.errors import InputError, InternalError
 from dsim.job import Job
+from dsim.kv import num_blocks
 from dsim.options import Options, Window
 from dsim.pools import Placement, Role
 from dsim.profile import Profile, profiles_by_role
@@ -22,6 +25,11 @@ if TYPE_CHECKING:
     import simpy
 
 Source = Trace | Iterator[Trace] | ClosedLoop
+
+#: Arrival, row, prompt, output and cached tokens, blocks of the prompt, and whether it can never fit.
+_Row = tuple[float, int, int, int, int, int, bool]
+#: Requests that are taken in at once.
+_PART = 4096
 
 
 def simulate(
@@ -104,30 +112,33 @@ class _Feeder:
         self._request_s = request_s
         self._model_context = model_context
         self._longest_prompt = longest_prompt
-        self._rows: Iterator[tuple[float, int, int, int]] = iter(())
+        self._wake = Wake(self._on_arrival)
         self._index = 0
-        self._next = self._read()
+        self._rows = self._read()
+        self._next = next(self._rows, None)
         self._schedule()
 
-    def _read(self) -> tuple[float, int, int, int] | None:
-        row = next(self._rows, None)
-        while row is None:
-            block = next(self._blocks, None)
-            if block is None:
-                return None
-            self._check(block)
-            self._deployment.recorder.extend(block)
-            self._rows = zip(
-                block.arrival_s.tolist(),
-                block.prompt_tokens.tolist(),
-                block.output_tokens.tolist(),
-                block.cached_prompt_tokens.tolist(),
-                strict=True,
-            )
-            row = next(self._rows, None)
-        return row
+    def _read(self) -> Iterator[_Row]:
+        """Yield the requests, taken in a part at a time: Python's numbers take several times the memory of numpy's."""
+        recorder, deployment = self._deployment.recorder, self._deployment
+        size, read = deployment.block_tokens, 0
+        for block in self._blocks:
+            self._check(block, read)
+            read += len(block)
+            for start in range(0, len(block), _PART):
+                part = block.part(start, start + _PART)
+                yield from zip(
+                    part.arrival_s.tolist(),
+                    recorder.enter(part),
+                    part.prompt_tokens.tolist(),
+                    part.output_tokens.tolist(),
+                    part.cached_prompt_tokens.tolist(),
+                    (-(-part.prompt_tokens // size)).tolist(),
+                    deployment.never_fits(part.prompt_tokens, part.output_tokens).tolist(),
+                    strict=True,
+                )
 
-    def _check(self, block: Trace) -> None:
+    def _check(self, block: Trace, first: int) -> None:
         total = block.prompt_tokens + block.output_tokens
         beyond = ", or go beyond it (--extrapolate), or take estimates (--evidence roofline)"
         for values, limit, rule, otherwise in (
@@ -139,27 +150,32 @@ class _Feeder:
                 raise InputError(
                     "trace",
                     f"{rule} {limit:g}",
-                    name=f"request {self._index + row}",
+                    name=f"request {first + row}",
                     value=int(values[row]),
                     hint=f"drop or truncate such requests{otherwise}",
                 )
 
     def _schedule(self) -> None:
         if self._next is not None:
-            self._deployment.clock.at(self._next[0] + self._request_s, ARRIVAL, self._on_arrival)
+            self._deployment.clock.wake(self._next[0] + self._request_s, ARRIVAL, self._wake)
 
     def _on_arrival(self, _event: simpy.Event) -> None:
-        row = self._next
-        assert row is not None
-        arrival_s = row[0]
-        deployment = self._deployment
-        while row is not None and row[0] == arrival_s:
-            job = Job(self._index, row[1], row[2], row[3])
-            self._index += 1
-            deployment.recorder.arrived = self._index
-            deployment.arrive(job)
-            row = self._read()
-        self._next = row
+        request = self._next
+        assert request is not None
+        instant_s = request[0]
+        deployment, rows, index = self._deployment, self._rows, self._index
+        while request is not None and request[0] == instant_s:
+            _, row, prompt, output, cached, prompt_blocks, never_fits = request
+            job = Job(index, row, prompt, output, cached, prompt_blocks)
+            index += 1
+            deployment.recorder.arrived = index
+            if never_fits:
+                deployment.reject(job)
+            else:
+                deployment.arrive(job)
+            request = next(rows, None)
+        self._index = index
+        self._next = request
         self._schedule()
 
 
@@ -186,13 +202,13 @@ class _Users:
 
     def _send(self, user: int, now_s: float) -> None:
         queued_s = now_s + self._request_s
-        number = self._next_round if queued_s == self._deployment.clock.now else 0
+        number = self._next_round if queued_s == self._deployment.clock.now_s else 0
         heapq.heappush(self._due, (queued_s, number, user, now_s))
         self._deployment.clock.at(queued_s, ARRIVAL, self._on_arrival)
 
     def _on_finish(self, job: Job) -> None:
         if self._unsent:
-            self._send(job.user, self._deployment.clock.now + next(self._pauses_s[job.user]))
+            self._send(job.user, self._deployment.clock.now_s + next(self._pauses_s[job.user]))
 
     def _on_arrival(self, _event: simpy.Event) -> None:
         _, number, user, sent_s = heapq.heappop(self._due)
@@ -201,9 +217,14 @@ class _Users:
         self._next_round = number + 1
         self._unsent -= 1
         prompt, output = next(self._lengths[user])
-        job = Job(self._index, prompt, output, 0)
+        deployment = self._deployment
+        row = deployment.recorder.enter_one(sent_s, prompt, output)
+        job = Job(self._index, row, prompt, output, 0, num_blocks(prompt, deployment.block_tokens))
         job.user = user
         self._index += 1
-        self._deployment.recorder.append(job, sent_s)
-        self._deployment.arrive(job)
+        deployment.recorder.arrived = self._index
+        if deployment.never_fits(np.array([prompt]), np.array([output]))[0]:
+            deployment.reject(job)
+        else:
+            deployment.arrive(job)
         self._next_round = 0
