@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dsim.cruise import Cruise
 from dsim.job import Job
@@ -99,6 +100,23 @@ class Gaps:
         """Add one gap of `weight` requests."""
         self.gap_s.append(gap_s)
         self.weight.append(weight)
+
+    def clear(self) -> None:
+        """Forget all of them."""
+        for name in self.__slots__:
+            del getattr(self, name)[:]
+
+    def expanded(self) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+        """Return every gap and how often it occurred, each shape (n,), runs step by step."""
+        values = [np.array(self.gap_s, dtype=np.float64)]
+        weights = [np.array(self.weight, dtype=np.int64)]
+        steps = np.array(self.run_steps, dtype=np.int64)
+        if len(steps):
+            place = np.arange(int(steps.sum())) - np.repeat(np.cumsum(steps) - steps, steps)
+            first_s, growth_s = np.array(self.run_first_s), np.array(self.run_growth_s)
+            values.append(np.repeat(first_s, steps) + place * np.repeat(growth_s, steps))
+            weights.append(np.repeat(np.array(self.run_weight, dtype=np.int64), steps))
+        return np.concatenate(values), np.concatenate(weights)
 
     def add_run(self, first_s: float, growth_s: float, steps: int, weight: int) -> None:
         """Add the gaps first, first + growth, ... of `weight` requests each."""

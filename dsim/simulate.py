@@ -18,11 +18,14 @@ from dsim.pools import Placement, Role
 from dsim.profile import Profile, profiles_by_role
 from dsim.recorder import Recorder
 from dsim.result import Result
+from dsim.slo import Slo
 from dsim.trace import Trace
 from dsim.workload import ClosedLoop
 
 if TYPE_CHECKING:
     import simpy
+
+    from dsim.aggregates import Aggregates
 
 Source = Trace | Iterator[Trace] | ClosedLoop
 
@@ -56,8 +59,70 @@ def simulate(
     by_role = profiles_by_role(profiles, extrapolate=options.extrapolate)
     if not isinstance(source, Trace | ClosedLoop) and window.counted is None:
         raise InputError("window", "must be given for an endless source", name="counted")
-    _check_match(placement, by_role)
     recorder = Recorder(window, track_itl=options.track_itl, log_steps=options.log_steps)
+    deployment = _play(placement, source, by_role, options=options, recorder=recorder, phase=phase)
+    result = Result.of(deployment, placement, by_role, options=options, window=window, phase=phase)
+    if options.check:
+        from dsim.laws import check_laws
+
+        check_laws(result)
+    return result
+
+
+def aggregate(
+    placement: Placement,
+    source: Source,
+    *,
+    profiles: Profile | Mapping[Role, Profile],
+    slo: Slo | None = None,
+    options: Options = Options(),
+    window: Window = Window(),
+    phase: Role | None = None,
+    num_requests: int | None = None,
+) -> Aggregates:
+    """Play the requests of `source` as `simulate` does, and keep what they add up to instead of the requests.
+
+    Memory grows with the requests in the system at one time, not with those that were: give blocks of requests
+    (`Workload.blocks`, `finite`, `steady`) for as many as there are to be.
+
+    Args:
+        slo: limits that attainment and good throughput are about; without, every finished request meets them.
+        num_requests: that blocks hold which end without a number in `window`.
+
+    Raises:
+        InputError: as `simulate` does; or something was asked for that needs every request.
+    """
+    from dsim.aggregates import Aggregator
+
+    for name in ("check", "log_steps"):
+        if getattr(options, name):
+            raise InputError("options", "needs every request, of which only aggregates are kept", name=name, value=True)
+    by_role = profiles_by_role(profiles, extrapolate=options.extrapolate)
+    if isinstance(source, Trace | ClosedLoop):
+        num_requests = len(source) if isinstance(source, Trace) else source.num_requests
+    recorder = Aggregator(
+        window,
+        num_requests=num_requests,
+        slo=slo or Slo(),
+        phase=phase,
+        colocated=placement.is_colocated,
+        track_itl=options.track_itl,
+    )
+    deployment = _play(placement, source, by_role, options=options, recorder=recorder, phase=phase)
+    return recorder.aggregates(deployment, placement, by_role, options=options)
+
+
+def _play(
+    placement: Placement,
+    source: Source,
+    by_role: Mapping[Role, Profile],
+    *,
+    options: Options,
+    recorder: Recorder,
+    phase: Role | None,
+) -> Deployment:
+    """Play requests until the recorder has what it needs, and return the deployment as it is then."""
+    _check_match(placement, by_role)
     deployment = Deployment(placement, by_role, options=options, recorder=recorder, phase=phase)
     front = by_role[placement.pools[0].role]
     context_tokens = front.model.context_tokens
@@ -70,12 +135,7 @@ def simulate(
     deployment.run()
     if not recorder.done and deployment.leaked_blocks:
         raise InternalError(f"{placement} stopped with {deployment.leaked_blocks} KV blocks in use")
-    result = Result.of(deployment, placement, by_role, options=options, window=window, phase=phase)
-    if options.check:
-        from dsim.laws import check_laws
-
-        check_laws(result)
-    return result
+    return deployment
 
 
 def _check_match(placement: Placement, profiles: Mapping[Role, Profile]) -> None:
