@@ -27,6 +27,7 @@ class Wake(simpy.Event):
     _defused = False
 
     def __init__(self, callback: Callable[[simpy.Event], None]) -> None:
+        self.callback = callback
         self.callbacks = [callback]
 
 
@@ -67,8 +68,7 @@ class Clock(simpy.Environment):
     def step(self) -> None:
         """Let the next event happen; a wake keeps its callback."""
         self.now_s, _, _, event = heappop(self.pending)
-        for callback in event.callbacks:
-            callback(event)
+        event.callback(event)
 
     def scheduled(self) -> int:
         """Return how many events were ever scheduled; to be asked once, at the end."""
@@ -94,7 +94,7 @@ class Alarm(Wake):
 
     def __init__(self, clock: Clock, callback: Callable[[simpy.Event], None]) -> None:
         super().__init__(callback)
-        self._clock = clock
+        self.clock = clock
         #: When it will wake; infinite if never.
         self.time_s = math.inf
 
@@ -103,12 +103,12 @@ class Alarm(Wake):
         if time_s != self.time_s:
             self.time_s = time_s
             if time_s != math.inf:
-                clock = self._clock
+                clock = self.clock
                 heappush(clock.pending, (time_s, STEP_END, next(clock._eid), self))
 
     def rings(self) -> bool:
         """Whether this is the instant that was set; it is not set any more then. To be asked first by the callback."""
-        if self.time_s != self._clock.now_s:
+        if self.time_s != self.clock.now_s:
             return False
         self.time_s = math.inf
         return True

@@ -15,6 +15,7 @@ from dsim.kv import num_blocks
 from dsim.pools import Parallelism, Role
 from dsim.profile import BatchLimits, FirstToken, HandoverMode, Preemption, Profile
 from dsim.recorder import StepRecord
+from dsim.routing import OnlyOne
 from dsim.running import RunningBatch
 from dsim.transfer import Port, TransferTimes, post
 
@@ -39,7 +40,6 @@ class DecodeInstance:
         self.kv = deployment.kv_cache(
             Role.DECODE, index, 0, capacity_tokens=profile.kv_tokens(parallelism), block_tokens=profile.block_tokens
         )
-        self.busy_s = 0.0
         self.batches = [RunningBatch(self.kv, part) for part in range(parallelism.pp)]
         self._deployment = deployment
         self._latency = profile.latency_of(parallelism)
@@ -69,6 +69,7 @@ class DecodeInstance:
         self._late_first_token = self._handover.first_token_from is FirstToken.DECODE
         self._shows_token_at_transfer_end = self._handover.first_token_from is FirstToken.TRANSFER_END
         self._router = deployment.decode_router
+        self._pool_of_one = isinstance(self._router, OnlyOne)
         self._touched = deployment.touched
         recorder = deployment.recorder
         self._logs_steps = recorder.steps is not None
@@ -78,6 +79,11 @@ class DecodeInstance:
         #: Whose transfers end next, unless layer-wise, in this order.
         self._in_transfer: deque[Job] = deque()
         self._transfer_wake = Wake(self._on_next_transfer_end)
+
+    @property
+    def busy_s(self) -> float:
+        """Seconds that driver or first stage was busy."""
+        raise NotImplementedError
 
     def settle(self, now_s: float) -> None:
         """Do step 4 of an instant: pulls and admissions."""
@@ -94,7 +100,9 @@ class DecodeInstance:
     def hand_over(self, job: Job) -> None:
         """Take a prompt that waits on the prefill side, or is here already in a decode-only run."""
         self.unpulled.append(job)
-        self._deployment.touch(self)
+        if not self.touched:
+            self.touched = True
+            self._touched.append(self)
 
     # Pulls
 
@@ -181,8 +189,13 @@ class DecodeInstance:
 
     def _emptiest(self) -> RunningBatch | None:
         """Return the batch with the least context among those with room for one more request."""
-        room = [batch for batch in self.batches if len(batch.members) < self._max_requests]
-        return min(room, key=lambda batch: batch.total_context, default=None)
+        emptiest, least = None, math.inf
+        for batch in self.batches:
+            if len(batch.members) < self._max_requests:
+                context = batch.context + batch.fresh_context + batch.recompute_context
+                if context < least:
+                    emptiest, least = batch, context
+        return emptiest
 
     def _fits(self, job: Job) -> bool:
         return num_blocks(job.context, self.kv.block_tokens) - job.blocks <= self.kv.free
@@ -257,7 +270,8 @@ class DecodeInstance:
                     recorder.first_token(job, end_s)
 
     def _done(self, job: Job) -> None:
-        self._router.leave(self.index, job.prompt)
+        if not self._pool_of_one:
+            self._router.leave(self.index, job.prompt)
         self._deployment.finish(job)
 
     def _check_range(self, context: int) -> None:
@@ -310,6 +324,7 @@ class SerialDecodeInstance(DecodeInstance):
 
     def __init__(self, deployment: Deployment, index: int, *, profile: Profile, parallelism: Parallelism) -> None:
         super().__init__(deployment, index, profile=profile, parallelism=parallelism)
+        self._busy_s = 0.0
         self._batch = self.batches[0]
         self._courses = Courses(self._latency, self._host)
         self._cruise: AffineCruise | TableCruise | None = None
@@ -319,6 +334,11 @@ class SerialDecodeInstance(DecodeInstance):
         self._delay_s = 0.0
         self._alarm = Alarm(deployment.clock, self._on_steps_end)
         self._in_flight = False
+
+    @property
+    def busy_s(self) -> float:
+        """Seconds that steps, swaps and postings took."""
+        return self._busy_s
 
     def settle(self, now_s: float) -> None:
         """Pull and admit where the driver may act; otherwise see to it that it acts at the next boundary."""
@@ -333,9 +353,10 @@ class SerialDecodeInstance(DecodeInstance):
             steps = course.steps_until(now_s) if now_s > course.start_s else 1
             if steps >= self._steps:
                 return
-            self._sleep(course, steps)
-            if self._end_s > now_s:
-                self._alarm.set(self._end_s)
+            self._steps = steps
+            end_s = self._end_s = course.end_s(steps)
+            if end_s > now_s:
+                self._alarm.set(end_s)
                 return
             # That step ends now; the cruise would have passed it by.
             self._alarm.set(math.inf)
@@ -361,7 +382,9 @@ class SerialDecodeInstance(DecodeInstance):
 
     def _wants_turn(self) -> bool:
         """Whether the driver will have something to do where the step under way ends."""
-        return self._may_pull() or (not self._stalls and bool(self.pulled or self.preempted))
+        if self.unpulled and self._may_pull():
+            return True
+        return not self._stalls and bool(self.pulled or self.preempted)
 
     def _pull_in_flight(self, now_s: float, course: AffineCruise | TableCruise | None) -> None:
         """Pull during a step, from the blocks that are free at this instant."""
@@ -371,6 +394,27 @@ class SerialDecodeInstance(DecodeInstance):
             self._split(now_s)
             self._pull_all(now_s)
             self._plan(again=bool(self.pulled or self.preempted or self._extra_s))
+
+    def _admit(self) -> None:
+        """Let preempted, then pulled requests join while they fit."""
+        batch, kv, size = self._batch, self.kv, self._batch.block_tokens
+        while self.pulled and not self.preempted:
+            # What `_join` does, for the one batch there is.
+            if len(batch.members) >= self._max_requests:
+                return
+            job = self.pulled[0]
+            context = job.prompt + job.produced
+            more = (context + size - 1) // size - job.blocks
+            if more:
+                if more > kv.free:
+                    return
+                kv.take(more)
+            self.pulled.popleft()
+            self._blocks_to_join -= job.blocks
+            job.blocks = 0
+            batch.join(job, context)
+        if self.preempted:
+            super()._admit()
 
     def _emptiest(self) -> RunningBatch | None:
         return self._batch if len(self._batch.members) < self._max_requests else None
@@ -393,7 +437,7 @@ class SerialDecodeInstance(DecodeInstance):
             jobs = self._recompute_chunks(batch)
             host_s, kernel_s = self._recompute_times(jobs)
             end_s = now_s + (extra_s + host_s + kernel_s)
-            self.busy_s += end_s - now_s
+            self._busy_s += end_s - now_s
             self._log(batch, now_s, end_s, jobs)
             self._cruise = None
             self._deployment.clock.at(end_s, STEP_END, partial(self._on_recompute_end, jobs))
@@ -418,7 +462,7 @@ class SerialDecodeInstance(DecodeInstance):
         if again or self._logs_steps:
             steps = 1
         else:
-            steps = batch.steps_to_finish()
+            steps = batch.next_finish() - batch.launched + 1
             if steps > course.limit:
                 steps = course.limit
             requests = batch.requests
@@ -427,12 +471,9 @@ class SerialDecodeInstance(DecodeInstance):
             if batch.context + (steps - 1) * requests > self._max_context:
                 self._check_range(batch.context + requests)
                 steps = 1 + int((self._max_context - batch.context) // requests)
-        self._sleep(course, steps)
-        self._alarm.set(self._end_s)
-
-    def _sleep(self, course: AffineCruise | TableCruise, steps: int) -> None:
         self._steps = steps
-        self._end_s = course.end_s(steps)
+        end_s = self._end_s = course.end_s(steps)
+        self._alarm.set(end_s)
 
     def _split(self, now_s: float, *, through: bool = False) -> bool:
         """Commit the steps of the cruise that have ended, so that the free blocks are those of this instant.
@@ -452,7 +493,8 @@ class SerialDecodeInstance(DecodeInstance):
             done -= 1
         if not done:
             return False
-        self._sleep(course, done)
+        self._steps = done
+        self._end_s = course.end_s(done)
         self._commit(course)
         batch.advance(1)
         self._cruise = self._courses.start(self._end_s, batch.requests, batch.context)
@@ -461,7 +503,7 @@ class SerialDecodeInstance(DecodeInstance):
     def _commit(self, course: AffineCruise | TableCruise) -> None:
         """Account for the steps slept through, without those who finish in the last; leaves that one in flight."""
         batch, gaps, steps, end_s = self._batch, self._gaps, self._steps, self._end_s
-        self.busy_s += end_s - course.start_s + self._delay_s
+        self._busy_s += end_s - course.start_s + self._delay_s
         self._delay_s = 0.0
         if gaps is not None or self._late_first_token:
             self._close_step(batch, course.end_s(1))
@@ -475,7 +517,10 @@ class SerialDecodeInstance(DecodeInstance):
         batch.last_end_s = end_s
 
     def _on_steps_end(self, _event: simpy.Event) -> None:
-        if self._alarm.rings():
+        # What `Alarm.rings` does: this comes with nearly every event.
+        alarm = self._alarm
+        if alarm.time_s == alarm.clock.now_s:
+            alarm.time_s = math.inf
             self._end_steps()
             if not self.touched:
                 self.touched = True
@@ -487,8 +532,17 @@ class SerialDecodeInstance(DecodeInstance):
         self._commit(course)
         self._cruise = None
         self._in_flight = False
-        for job in self._batch.complete():
-            self._done(job)
+        finished = self._batch.complete()
+        if finished:
+            deployment = self._deployment
+            recorder, now_s = deployment.recorder, deployment.clock.now_s
+            for job in finished:
+                # What `_done` does.
+                if not self._pool_of_one:
+                    self._router.leave(self.index, job.prompt)
+                recorder.finish(job, now_s)
+                if deployment.on_finish is not None:
+                    deployment.on_finish(job)
 
     def _on_recompute_end(self, jobs: list[Job], _event: simpy.Event) -> None:
         self._in_flight = False
@@ -503,25 +557,33 @@ class PipelinedDecodeInstance(DecodeInstance):
         super().__init__(deployment, index, profile=profile, parallelism=parallelism)
         self._circuit = Circuit(parts=parallelism.pp, stages=parallelism.pp)
         self._acted = False
+        self._committed_s = -math.inf
         self._due_again = False
         #: Recompute members that the step in flight prefills.
         self._recomputing: list[list[Job]] = [[] for _ in self.batches]
         self._alarm = Alarm(deployment.clock, self._on_wake)
 
+    @property
+    def busy_s(self) -> float:
+        """Seconds that the busier of the driver and the first stage has been busy."""
+        return self._circuit.busy_s
+
     def settle(self, now_s: float) -> None:
         """Pull and admit where the driver may act."""
         # Only layer-wise handovers of this very instant come before the end of a hold that takes no time.
         self._due_again = self._layer_wise and self._alarm.time_s == now_s
-        self._commit(now_s)
+        circuit = self._circuit
+        if self._committed_s != now_s or circuit.planned:
+            self._commit(now_s)
         stalls = self._stalls
-        self._acted = self._driver_free(now_s) and not self._circuit.all_in_flight
+        acted = self._acted = now_s >= circuit.driver_free_s and not self._pulling and not circuit.all_in_flight
         if not stalls:
-            if self._acted or not self._pulls_in_turn:
+            if acted or not self._pulls_in_turn:
                 self._pull_all(now_s)
-        elif self._acted and self._may_pull():
+        elif acted and self.unpulled and self._may_pull():
             self._pull(now_s)
             return
-        if self._acted:
+        if acted:
             self._admit()
             if not stalls:
                 self._pull_all(now_s)
@@ -563,14 +625,18 @@ class PipelinedDecodeInstance(DecodeInstance):
                 batch = self._longest_ready()
                 if batch is None:
                     return None
-            self._make_memory(batch)
+            if batch.recompute or batch.growth() > self.kv.free:
+                self._make_memory(batch)
             if batch.members:
                 return batch
 
     def _longest_ready(self) -> RunningBatch | None:
         end_s, ready_s = self._circuit.end_s, self._circuit.ready_s
-        ready = [batch for batch in self.batches if batch.members and end_s[batch.index] == math.inf]
-        return min(ready, key=lambda batch: ready_s[batch.index], default=None)
+        longest, since_s = None, math.inf
+        for part, batch in enumerate(self.batches):
+            if batch.members and end_s[part] == math.inf and ready_s[part] < since_s:
+                longest, since_s = batch, ready_s[part]
+        return longest
 
     def _start(self, batch: RunningBatch, now_s: float) -> None:
         extra_s, self._extra_s = self._extra_s, 0.0
@@ -580,8 +646,10 @@ class PipelinedDecodeInstance(DecodeInstance):
             host_s, kernel_s = self._recompute_times(jobs)
         else:
             batch.launch()
-            self._record_starts(batch, now_s)
-            self._check_range(batch.context)
+            if batch.newcomers:
+                self._record_starts(batch, now_s)
+            if batch.context > self._max_context:
+                self._check_range(batch.context)
             host_s = self._host.launch_s(batch.requests, batch.context)
             kernel_s = self._latency.decode_s(batch.requests, batch.context)
         end_s = self._circuit.launch(batch.index, now_s, hold_s=extra_s + host_s, kernel_s=kernel_s)
@@ -590,7 +658,6 @@ class PipelinedDecodeInstance(DecodeInstance):
     def _set_alarm(self) -> None:
         """Wake at the next own event that can change anything."""
         circuit = self._circuit
-        self.busy_s = circuit.busy_s
         if self._due_again:
             return
         if self._may_cruise():
@@ -604,11 +671,16 @@ class PipelinedDecodeInstance(DecodeInstance):
 
     def _may_cruise(self) -> bool:
         """Whether only the ends of planned steps can change anything, until an outside event or a finished request."""
-        if self._preempted_now or self._extra_s or (self._pulls_in_turn and (self._pulling or self._may_pull())):
+        if self._preempted_now or self._extra_s or self._logs_steps:
             return False
-        if self._logs_steps or (not self._acted and (self.pulled or self.preempted)):
+        if self._pulls_in_turn and (self._pulling or (self.unpulled and self._may_pull())):
             return False
-        return not any(batch.fresh or batch.recompute for batch in self.batches)
+        if not self._acted and (self.pulled or self.preempted):
+            return False
+        for batch in self.batches:  # noqa: SIM110 - a generator takes longer than this
+            if batch.fresh or batch.recompute:
+                return False
+        return True
 
     def _on_wake(self, _event: simpy.Event) -> None:
         if self._alarm.rings():
@@ -616,6 +688,7 @@ class PipelinedDecodeInstance(DecodeInstance):
             self._deployment.touch(self)
 
     def _commit(self, now_s: float, *, through: bool = False) -> None:
+        self._committed_s = now_s
         self._circuit.commit(now_s, self.batches, self._land, self._gaps, through=through)
 
     def _land(self, part: int, end_s: float) -> None:
@@ -625,6 +698,11 @@ class PipelinedDecodeInstance(DecodeInstance):
             self._recomputing[part] = []
             self._end_recompute(batch, jobs)
             return
-        self._close_step(batch, end_s)
+        if self._gaps is not None or self._late_first_token:
+            self._close_step(batch, end_s)
+        else:
+            # The same where nobody asks about single steps.
+            batch.newcomers = []
+            batch.last_end_s = end_s
         for job in batch.complete():
             self._done(job)

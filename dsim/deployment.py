@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from heapq import heappop
 
 import numpy as np
@@ -70,6 +70,11 @@ class Deployment:
             self._build(pool, profiles[pool.role])
         if self.colocated:
             self._loop_blocks = self.colocated[0].loop_kv[0].capacity
+        self._front: Sequence[PrefillInstance | ColocatedInstance] = self.prefills or self.colocated
+        #: Takes a request that is queued now and fits.
+        self.arrive: Callable[[Job], None] = self._enqueue if self._front else self._arrive_prefilled
+        if len(self._front) == 1:
+            self.arrive = self._front[0].enqueue
 
     @staticmethod
     def _routers(pools: list[Pool], options: Options) -> tuple[Router, Router]:
@@ -168,21 +173,20 @@ class Deployment:
         instances = self.prefills or self.decodes
         return instances[0].kv.block_tokens if instances else self.colocated[0].loop_kv[0].block_tokens
 
-    def arrive(self, job: Job) -> None:
+    def _enqueue(self, job: Job) -> None:
         """Route a request that is queued now and fits."""
-        if self.prefills:
-            self.prefills[self.front_router.route(job.prompt)].enqueue(job)
-        elif self.colocated:
-            self.colocated[self.front_router.route(job.prompt)].enqueue(job)
+        self._front[self.front_router.route(job.prompt)].enqueue(job)
+
+    def _arrive_prefilled(self, job: Job) -> None:
+        """Take a request of a decode-only run."""
+        now_s, row = self.clock.now_s, job.row
+        self.recorder.prefill_start_s[row] = self.recorder.prefill_end_s[row] = now_s
+        self.recorder.first_token(job, now_s)
+        job.produced = 1
+        if job.output == 1:
+            self.finish(job)
         else:
-            now_s, row = self.clock.now_s, job.row
-            self.recorder.prefill_start_s[row] = self.recorder.prefill_end_s[row] = now_s
-            self.recorder.first_token(job, now_s)
-            job.produced = 1
-            if job.output == 1:
-                self.finish(job)
-            else:
-                self.handovers.append(job)
+            self.handovers.append(job)
 
     def reject(self, job: Job) -> None:
         """Send a request away that never fits."""
@@ -226,49 +230,48 @@ class Deployment:
             self.touched.append(instance)
 
     def run(self) -> None:
-        """Let events happen until the recorder has what it needs or nothing is left to happen."""
+        """Let events happen until the recorder has what it needs or nothing is left to happen.
+
+        An instant's steps 4 and 5 follow when nothing else is due at it.
+        """
         recorder, clock, queue = self.recorder, self.clock, self.clock.pending
-        touched, touched_prefills, handovers = self.touched, self.touched_prefills, self.handovers
+        touched, prefills, handovers = self.touched, self.touched_prefills, self.handovers
         while queue and not recorder.done:
             # What `clock.step` does.
             now_s, _, _, event = heappop(queue)
             clock.now_s = now_s
-            for callback in event.callbacks:
-                callback(event)
-            if (touched or touched_prefills or handovers) and (not queue or queue[0][0] > now_s):
-                self._settle(now_s)
-        if (touched or touched_prefills or handovers) and clock.quiet:
-            self._settle(clock.now_s)
+            event.callback(event)
+            if queue and queue[0][0] <= now_s and not self._ends_here():
+                continue
+            if handovers:
+                self._route_handovers()
+            if touched:
+                if len(touched) > 1:
+                    touched.sort(key=_by_index)
+                for instance in touched:
+                    instance.settle(now_s)
+                if queue and queue[0][0] <= now_s:
+                    # A transfer that takes no time ends before anything is launched.
+                    continue
+            # Launches touch nobody: what they change at this instant is their own.
+            if prefills:
+                if len(prefills) > 1:
+                    prefills.sort(key=_by_index)
+                for prefill in prefills:
+                    prefill.touched = False
+                    prefill.launch(now_s)
+                prefills.clear()
+            if touched:
+                for instance in touched:
+                    instance.touched = False
+                    instance.launch(now_s)
+                touched.clear()
+            if handovers:
+                self._follow_launches(now_s)
 
-    def _settle(self, now_s: float) -> None:
-        """Do steps 4 and 5 of an instant at which nothing else is due."""
-        if self.handovers:
-            self._route_handovers()
-        prefills, touched = self.touched_prefills, self.touched
-        if touched:
-            if len(touched) > 1:
-                touched.sort(key=_by_index)
-            for instance in touched:
-                instance.settle(now_s)
-            queue = self.clock.pending
-            if queue and queue[0][0] <= now_s:
-                # A transfer that takes no time ends before anything is launched.
-                return
-        # Launches touch nobody: what they change at this instant is their own.
-        if prefills:
-            if len(prefills) > 1:
-                prefills.sort(key=_by_index)
-            for prefill in prefills:
-                prefill.touched = False
-                prefill.launch(now_s)
-            prefills.clear()
-        if touched:
-            for instance in touched:
-                instance.touched = False
-                instance.launch(now_s)
-            touched.clear()
-        if self.handovers:
-            self._follow_launches(now_s)
+    def _ends_here(self) -> bool:
+        """Whether the run has ended, and nothing else happens at this instant."""
+        return self.recorder.done and self.clock.quiet
 
     def _follow_launches(self, now_s: float) -> None:
         """Hand over, layer by layer, the prefill batches that were launched just now."""

@@ -12,6 +12,7 @@ from dsim.pipeline import Stages
 from dsim.pools import Parallelism, Role
 from dsim.profile import BatchLimits, FirstToken, Handover, HandoverMode, Profile
 from dsim.recorder import StepRecord
+from dsim.routing import OnlyOne
 from dsim.transfer import Port
 
 if TYPE_CHECKING:
@@ -52,6 +53,7 @@ class PrefillInstance:
         self._stages = Stages(parallelism.pp)
         self._launchable = True
         self._router = deployment.front_router
+        self._pool_of_one = isinstance(self._router, OnlyOne)
         self._touched = deployment.touched_prefills
         recorder = self._recorder = deployment.recorder
         self._instance, self._start_s, self._end_s = (
@@ -88,8 +90,10 @@ class PrefillInstance:
             chunks.append((computed, job.cached))
         host_s = self._host.launch_s(len(batch), tokens)
         stage_s = self._latency.prefill_s(chunks) / self._pp
-        end_s = self._stages.pass_through(now_s, host_s + stage_s, stage_s)
-        self.busy_s += host_s + stage_s
+        first_s = host_s + stage_s
+        # A launch waits for the first stage.
+        end_s = now_s + first_s if self._pp == 1 else self._stages.pass_through(now_s, first_s, stage_s)
+        self.busy_s += first_s
         steps, clock = self._recorder.steps, self._deployment.clock
         if steps is not None:
             ids = tuple(job.index for job in batch)
@@ -122,11 +126,17 @@ class PrefillInstance:
         now_s = deployment.clock.now_s
         shown, prefill_only, layer_wise = self._shows_token, deployment.prefill_only, self._layer_wise
         later = [] if self._hop_s else deployment.handovers
+        watched, first_s = recorder.stop_slo is not None, recorder.first_token_s
         for job in batch:
-            ends[job.row] = now_s
+            row = job.row
+            ends[row] = now_s
             if shown:
                 job.produced = 1
-                recorder.first_token(job, now_s)
+                if watched:
+                    recorder.first_token(job, now_s)
+                else:
+                    # What it does if nobody watches.
+                    first_s[row] = job.last_token_s = now_s
                 if job.output == 1 or prefill_only:
                     self.free(job)
                     deployment.finish(job)
@@ -150,6 +160,7 @@ class PrefillInstance:
     def free(self, job: Job) -> None:
         """Forget a prompt whose KV is not needed here any more."""
         self.kv.release(job.prompt_blocks)
-        self._router.leave(self.index, job.prompt)
+        if not self._pool_of_one:
+            self._router.leave(self.index, job.prompt)
         if self.queue:
             self._touch()

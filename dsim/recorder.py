@@ -170,7 +170,8 @@ class Recorder:
         self._first = window.warmup
         self._last = math.inf if window.counted is None else window.warmup + window.counted
         self._left = math.inf if window.counted is None else window.counted
-        self._slo = window.stop_slo
+        #: Limits whose misses may end the run, if any.
+        self.stop_slo = window.stop_slo
         self._max_misses = window.max_misses
         self._misses = 0
 
@@ -215,7 +216,7 @@ class Recorder:
         row = job.row
         self.first_token_s[row] = now_s
         job.last_token_s = now_s
-        slo = self._slo
+        slo = self.stop_slo
         if slo is not None and now_s - self.arrival_s[row] > slo.ttft_s:
             self._miss(job)
 
@@ -223,7 +224,7 @@ class Recorder:
         """Record the last token."""
         row = job.row
         self.last_token_s[row] = now_s
-        slo = self._slo
+        slo = self.stop_slo
         if slo is not None and not job.missed:
             later = job.output - 1
             if (later and (now_s - self.first_token_s[row]) / later > slo.tpot_s) or (

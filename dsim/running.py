@@ -173,9 +173,11 @@ class RunningBatch:
     def next_finish(self) -> int:
         """Return the number of the launch at whose end the first member finishes."""
         heap = self._finish
-        while heap[0][2] != heap[0][3].ticket:
+        finish, _, ticket, job = heap[0]
+        while ticket != job.ticket:
             heappop(heap)
-        return heap[0][0]
+            finish, _, ticket, job = heap[0]
+        return finish
 
     def steps_to_finish(self) -> int:
         """Steps until the first member finishes, the launch in flight included; at least 1."""

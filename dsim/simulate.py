@@ -168,18 +168,29 @@ class _Feeder:
         longest_prompt: float,
     ) -> None:
         self._deployment = deployment
+        self._clock = deployment.clock
         self._blocks = blocks
         self._request_s = request_s
         self._model_context = model_context
         self._longest_prompt = longest_prompt
         self._wake = Wake(self._on_arrival)
         self._index = 0
-        self._rows = self._read()
-        self._next = next(self._rows, None)
+        self._parts = self._read()
+        self._rows: Iterator[_Row] = iter(())
+        self._next = self._next_part()
         self._schedule()
 
-    def _read(self) -> Iterator[_Row]:
-        """Yield the requests, taken in a part at a time: Python's numbers take several times the memory of numpy's."""
+    def _next_part(self) -> _Row | None:
+        """Go on to the next part that has requests and return its first one; None if there is none."""
+        for rows in self._parts:
+            request = next(rows, None)
+            if request is not None:
+                self._rows = rows
+                return request
+        return None
+
+    def _read(self) -> Iterator[Iterator[_Row]]:
+        """Yield the requests in parts, taken in one at a time: Python's numbers take several times numpy's memory."""
         recorder, deployment = self._deployment.recorder, self._deployment
         size, read = deployment.block_tokens, 0
         for block in self._blocks:
@@ -187,7 +198,7 @@ class _Feeder:
             read += len(block)
             for start in range(0, len(block), _PART):
                 part = block.part(start, start + _PART)
-                yield from zip(
+                yield zip(
                     part.arrival_s.tolist(),
                     recorder.enter(part),
                     part.prompt_tokens.tolist(),
@@ -217,23 +228,27 @@ class _Feeder:
 
     def _schedule(self) -> None:
         if self._next is not None:
-            self._deployment.clock.wake(self._next[0] + self._request_s, ARRIVAL, self._wake)
+            self._clock.wake(self._next[0] + self._request_s, ARRIVAL, self._wake)
 
     def _on_arrival(self, _event: simpy.Event) -> None:
         request = self._next
         assert request is not None
         instant_s = request[0]
         deployment, rows, index = self._deployment, self._rows, self._index
+        recorder, arrive = deployment.recorder, deployment.arrive
         while request is not None and request[0] == instant_s:
             _, row, prompt, output, cached, prompt_blocks, never_fits = request
             job = Job(index, row, prompt, output, cached, prompt_blocks)
             index += 1
-            deployment.recorder.arrived = index
+            recorder.arrived = index
             if never_fits:
                 deployment.reject(job)
             else:
-                deployment.arrive(job)
+                arrive(job)
             request = next(rows, None)
+            if request is None:
+                request = self._next_part()
+                rows = self._rows
         self._index = index
         self._next = request
         self._schedule()
