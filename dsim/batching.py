@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 
 from dsim.job import Job
-from dsim.kv import KvCache, num_blocks
+from dsim.kv import KvCache
 from dsim.profile import BatchLimits
 
 
@@ -17,17 +17,17 @@ def take_batch(queue: deque[Job], limits: BatchLimits, kv: KvCache) -> list[Job]
     """
     batch: list[Job] = []
     tokens = 0
-    size = kv.block_tokens
-    while queue and len(batch) < limits.requests:
+    most_requests, most_tokens = limits.requests, limits.tokens
+    while queue and len(batch) < most_requests:
         job = queue[0]
         tokens += job.prompt - job.cached
-        if tokens > limits.tokens and batch:
+        if tokens > most_tokens and batch:
             break
-        blocks = num_blocks(job.prompt, size)
+        blocks = job.prompt_blocks
         if blocks > kv.free:
             break
         kv.take(blocks)
         batch.append(queue.popleft())
-        if tokens > limits.tokens:
+        if tokens > most_tokens:
             break
     return batch

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 
 from dsim.latency import HostOverhead, LatencyModel
 from dsim.pipeline import Stages
@@ -16,21 +15,9 @@ from dsim.running import RunningBatch
 _PLAN_LAUNCHES = (4, 96)
 
 
-@dataclass(slots=True)
-class _Plan:
-    """Launches that follow from the present state if nothing disturbs it, in order.
-
-    Args:
-        launch_s: instants of the launches.
-        part: batch of each.
-        end_s: when each leaves the last stage.
-        after: driver and stages free times, and seconds added to the driver's and a stage's work, after each launch.
-    """
-
-    launch_s: list[float]
-    part: list[int]
-    end_s: list[float]
-    after: list[tuple[float, list[float], float, float]]
+#: One planned launch: its instant, its batch, when it leaves the last stage; then when driver and stages are free, and
+#: the seconds added to the driver's and a stage's work, since the plan was made.
+_Launch = tuple[float, int, float, float, list[float], float, float]
 
 
 class Circuit:
@@ -69,13 +56,18 @@ class Circuit:
         self.stage_s = 0.0
         self._driver_due = False
         self._stages = Stages(stages)
-        self._plan: _Plan | None = None
+        self._plan: list[_Launch] | None = None
         self._plan_launches = _PLAN_LAUNCHES[0]
 
     @property
     def busy_s(self) -> float:
         """Seconds that the busier of the driver and the first stage has been busy; they overlap."""
         return max(self.driver_s, self.stage_s)
+
+    @property
+    def planned(self) -> bool:
+        """Whether there is a plan."""
+        return self._plan is not None
 
     @property
     def all_in_flight(self) -> bool:
@@ -125,57 +117,75 @@ class Circuit:
             deadline_s: when a decision about another batch is due.
             max_context: most context tokens of a launch.
         """
-        courses = [_Course(batch, self.end_s[batch.index], self.ready_s[batch.index]) for batch in batches]
+        courses: list[_Course] = []
+        for batch in batches:
+            index = batch.index
+            course = _Course(batch, self.end_s[index], self.ready_s[index])
+            course.line = latency.decode_line(course.requests)
+            course.host_s = host.step_s + host.sequence_s * course.requests
+            if course.in_flight and course.launched == course.finish and course.ready_s < deadline_s:
+                deadline_s = course.ready_s
+            courses.append(course)
         if not courses:
             return deadline_s
         free = {course.kv_id: course.free for course in courses}
-        for course in courses:
-            course.line = latency.decode_line(course.requests)
-            course.host_s = host.step_s + host.sequence_s * course.requests
-            if course.finishes:
-                deadline_s = min(deadline_s, course.ready_s)
-        plan = self._plan = _Plan([], [], [], [])
+        plan: list[_Launch] = []
+        self._plan = plan
         driver_free_s, stage_free_s = self.driver_free_s, self._stages.free_s
         driver_s = stages_s = 0.0
         pp = len(stage_free_s)
-        stages = range(pp)
+        token_s = host.token_s
         for _ in range(self._plan_launches):
             course = courses[0]
+            launch_s = course.ready_s
             for other in courses:
-                if other.ready_s < course.ready_s:
+                if other.ready_s < launch_s:
                     course = other
-            launch_s = course.ready_s if course.ready_s > driver_free_s else driver_free_s
+                    launch_s = other.ready_s
+            if driver_free_s > launch_s:
+                launch_s = driver_free_s
             if launch_s >= deadline_s:
                 return deadline_s
-            growth = course.due[(course.launched + 1) % course.block_tokens]
-            context = course.context + course.requests if course.in_flight else course.context
-            if growth > free[course.kv_id] or context > max_context:
+            launched = course.launched + 1
+            growth = course.due[launched % course.block_tokens]
+            context = course.context
+            if course.in_flight:
+                context += course.requests
+            if context > max_context:
                 return launch_s
-            free[course.kv_id] -= growth
+            if growth:
+                left = free[course.kv_id] - growth
+                if left < 0:
+                    return launch_s
+                free[course.kv_id] = left
             course.in_flight = True
-            course.launched += 1
+            course.launched = launched
             course.context = context
             line = course.line
             kernel_s = latency.decode_s(course.requests, context) if line is None else line[0] + line[1] * context
-            host_s = course.host_s + host.token_s * context
+            host_s = course.host_s + token_s * context
             stage_s = kernel_s / pp
-            driver_free_s = launch_s + host_s
-            leave_s = driver_free_s
-            stage_free_s = stage_free_s[:]
-            for stage in stages:
-                if stage_free_s[stage] > leave_s:
-                    leave_s = stage_free_s[stage]
-                leave_s += stage_s
-                stage_free_s[stage] = leave_s
+            leave_s = driver_free_s = launch_s + host_s
+            if pp == 2:
+                # What the loop below does, for the pipelines that are most.
+                first_s, second_s = stage_free_s
+                leave_s = first_s = (first_s if first_s > leave_s else leave_s) + stage_s
+                leave_s = (second_s if second_s > leave_s else leave_s) + stage_s
+                stage_free_s = [first_s, leave_s]
+            else:
+                after_s = []
+                for free_s in stage_free_s:
+                    if free_s > leave_s:
+                        leave_s = free_s
+                    leave_s += stage_s
+                    after_s.append(leave_s)
+                stage_free_s = after_s
             driver_s += host_s
             stages_s += stage_s
             course.ready_s = leave_s
-            if course.launched == course.finish and leave_s < deadline_s:
+            if launched == course.finish and leave_s < deadline_s:
                 deadline_s = leave_s
-            plan.launch_s.append(launch_s)
-            plan.part.append(course.part)
-            plan.end_s.append(leave_s)
-            plan.after.append((driver_free_s, stage_free_s, driver_s, stages_s))
+            plan.append((launch_s, course.part, leave_s, driver_free_s, stage_free_s, driver_s, stages_s))
         return min(max(min(courses, key=_ready).ready_s, driver_free_s), deadline_s)
 
     def commit(
@@ -196,7 +206,8 @@ class Circuit:
         """
         plan, self._plan = self._plan, None
         if plan is not None:
-            begun = bisect_right(plan.launch_s, now_s) if through else bisect_left(plan.launch_s, now_s)
+            # Of equal instants a longer tuple is the later one.
+            begun = bisect_left(plan, (now_s, math.inf) if through else (now_s,))
             fewest, most = _PLAN_LAUNCHES
             self._plan_launches = min(most, max(fewest, 2 * begun))
             if begun:
@@ -209,32 +220,38 @@ class Circuit:
 
     def _make_happen(
         self,
-        plan: _Plan,
+        plan: list[_Launch],
         begun: int,
         batches: list[RunningBatch],
         land: Callable[[int, float], None],
         gaps: Gaps | None,
     ) -> None:
-        driver_free_s, stage_free_s, driver_s, stages_s = plan.after[begun - 1]
-        self.last_launch_s = plan.launch_s[begun - 1]
-        self.driver_free_s, self._driver_due = driver_free_s, True
+        self.last_launch_s, _, _, self.driver_free_s, stage_free_s, driver_s, stages_s = plan[begun - 1]
+        self._driver_due = True
         self._stages.free_s = stage_free_s[:]
         self.driver_s += driver_s
         self.stage_s += stages_s
         ends: dict[int, list[float]] = {}
-        for part, end_s in zip(plan.part[:begun], plan.end_s[:begun], strict=True):
-            ends.setdefault(part, []).append(end_s)
+        for launch in plan[:begun]:
+            part = launch[1]
+            if part in ends:
+                ends[part].append(launch[2])
+            else:
+                ends[part] = [launch[2]]
         for part, part_ends_s in ends.items():
             if self.end_s[part] < math.inf:
                 self._land(part, land)
             batch = batches[part]
             batch.launch()
-            batch.advance(len(part_ends_s) - 1)
             self.end_s[part] = part_ends_s[-1]
-            for end_s in part_ends_s[:-1]:
-                if gaps is not None:
-                    gaps.add(end_s - batch.last_end_s, batch.requests)
-                batch.last_end_s = end_s
+            if len(part_ends_s) > 1:
+                batch.advance(len(part_ends_s) - 1)
+                if gaps is None:
+                    batch.last_end_s = part_ends_s[-2]
+                else:
+                    for end_s in part_ends_s[:-1]:
+                        gaps.add(end_s - batch.last_end_s, batch.requests)
+                        batch.last_end_s = end_s
 
     def _land(self, part: int, land: Callable[[int, float], None]) -> None:
         end_s = self.end_s[part]
@@ -251,7 +268,6 @@ class _Course:
         "context",
         "due",
         "finish",
-        "finishes",
         "free",
         "host_s",
         "in_flight",
@@ -271,11 +287,10 @@ class _Course:
         self.due = batch.due
         self.kv_id = id(batch.kv)
         self.free = batch.kv.free
-        self.block_tokens = batch.kv.block_tokens
+        self.block_tokens = batch.block_tokens
         self.in_flight = end_s < math.inf
         self.ready_s = end_s if self.in_flight else ready_s
         self.finish = batch.next_finish()
-        self.finishes = self.in_flight and self.launched == self.finish
         self.line: tuple[float, float] | None = None
         self.host_s = 0.0
 

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import math
+from array import array
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from dsim.circuit import Circuit
-from dsim.clock import STEP_END, Alarm
+from dsim.clock import STEP_END, Alarm, Wake
 from dsim.cruise import AffineCruise, Courses, TableCruise
 from dsim.errors import InfeasiblePlacementError
 from dsim.job import Job
 from dsim.kv import KvCache, num_blocks
-from dsim.policies import LoopState, Step, scheduling_policy
+from dsim.policies import DECODE, IDLE, LoopState, Step, scheduling_policy
 from dsim.pools import Pool, Role
 from dsim.profile import BatchLimits, Preemption, Profile
 from dsim.recorder import StepRecord
-from dsim.routing import Load
+from dsim.routing import OnlyOne
 
 if TYPE_CHECKING:
     import simpy
@@ -26,24 +28,23 @@ if TYPE_CHECKING:
 class _Loop:
     """One engine loop: its state and the step that it has in flight."""
 
-    __slots__ = ("index", "load", "state", "step")
+    __slots__ = ("index", "state", "step", "unfinished")
 
     def __init__(self, index: int, state: LoopState) -> None:
         self.index = index
         self.state = state
-        self.load = Load()
-        self.step = Step()
+        self.unfinished = 0
+        self.step = IDLE
 
 
 class ColocatedInstance:
     """What colocated instances of any pp share (docs/semantics.md, section 6)."""
 
-    pool_order = 2
-
     def __init__(self, deployment: Deployment, index: int, *, profile: Profile, pool: Pool) -> None:
         self.index = index
         self.touched = False
-        self.load = Load()
+        self._router = deployment.front_router
+        self._pool_of_one = isinstance(self._router, OnlyOne)
         self.busy_s = 0.0
         self._deployment = deployment
         parallelism = pool.parallelism
@@ -91,31 +92,34 @@ class ColocatedInstance:
     def enqueue(self, job: Job) -> None:
         """Take a request that was routed here."""
         loops = self._loops
-        loop = min(loops, key=lambda loop: loop.load.requests) if len(loops) > 1 else loops[0]
-        loop.load.add(job.prompt)
+        loop = min(loops, key=lambda loop: loop.unfinished) if len(loops) > 1 else loops[0]
+        loop.unfinished += 1
         loop.state.waiting.append(job)
         recorder = self._deployment.recorder
-        recorder.prefill_instance[job.index] = recorder.decode_instance[job.index] = self.index
+        recorder.prefill_instance[job.row] = recorder.decode_instance[job.row] = self.index
+        self._deployment.touch(self)
 
     def _begin(self, loop: _Loop, step: Step, now_s: float) -> float:
         """Account for the launch of a step; return the seconds of the swaps it pays for."""
         state, recorder = loop.state, self._deployment.recorder
-        swap_s = self._swap_s_per_token * state.swapped_tokens
-        state.swapped_tokens = 0
-        for job in state.preempted_now:
-            recorder.preemptions[job.index] += 1
-        state.preempted_now.clear()
+        swap_s = 0.0
+        if state.swapped_tokens:
+            swap_s = self._swap_s_per_token * state.swapped_tokens
+            state.swapped_tokens = 0
+        if state.preempted_now:
+            for job in state.preempted_now:
+                recorder.preemptions[job.row] += 1
+            state.preempted_now.clear()
         loop.step = step
         if step.decode:
-            state.running.launch()
-            if state.running.context > self._max_context:
-                self._deployment.check_context(self._profile, self._tp, state.running.context)
-            for job in state.running.newcomers:
-                if math.isnan(recorder.decode_start_s[job.index]):
-                    recorder.decode_start_s[job.index] = now_s
-        for job, _, _ in step.chunks:
-            if math.isnan(recorder.prefill_start_s[job.index]):
-                recorder.prefill_start_s[job.index] = now_s
+            running = state.running
+            running.launch()
+            if running.context > self._max_context:
+                self._deployment.check_context(self._profile, self._tp, running.context)
+            if running.newcomers:
+                _set_once(recorder.decode_start_s, running.newcomers, now_s)
+        if step.chunks:
+            _set_once(recorder.prefill_start_s, [chunk[0] for chunk in step.chunks], now_s)
         return swap_s
 
     def _times(self, step: Step, state: LoopState) -> tuple[float, float]:
@@ -136,14 +140,14 @@ class ColocatedInstance:
             self._end_decode(loop)
         for job, tokens, _ in step.chunks:
             job.computed += tokens
-            if job.computed < job.context:
+            if job.computed < job.prompt + job.produced:
                 continue
             if job.produced:
                 if recorder.gaps is not None:
                     recorder.gaps.add(end_s - job.last_token_s)
                 job.last_token_s = end_s
             else:
-                recorder.prefill_end_s[job.index] = end_s
+                recorder.prefill_end_s[job.row] = end_s
                 recorder.first_token(job, end_s)
             job.produced += 1
             if job.produced == job.output:
@@ -157,8 +161,9 @@ class ColocatedInstance:
             self._done(loop, job)
 
     def _done(self, loop: _Loop, job: Job) -> None:
-        loop.load.remove(job.prompt)
-        self.load.remove(job.prompt)
+        loop.unfinished -= 1
+        if not self._pool_of_one:
+            self._router.leave(self.index, job.prompt)
         self._deployment.finish(job)
 
     def _log(self, loop: _Loop, now_s: float, end_s: float) -> None:
@@ -179,13 +184,19 @@ class SerialColocatedInstance(ColocatedInstance):
         self._in_flight = False
         self._course: AffineCruise | TableCruise | None = None
         self._delay_s = 0.0
+        #: Steps of the run, and when the last of them ends.
         self._steps = 0
+        self._end_s = 0.0
         self._alarm = Alarm(deployment.clock, self._on_run_end)
+        self._end_wake = Wake(self._on_step_end)
 
     def settle(self, now_s: float) -> None:
         """End a run of decode steps at the next boundary where the policy wants a turn."""
         course = self._course
-        if course is not None and self._steps > 1 and self._policy.wants_turn(self._loop.state):
+        if course is None or self._steps == 1:
+            return
+        state = self._loop.state
+        if state.waiting and self._policy.wants_turn(state):
             steps = course.steps_until(now_s) if now_s > course.start_s else 1
             if steps < self._steps:
                 self._set_alarm(course, steps)
@@ -197,7 +208,7 @@ class SerialColocatedInstance(ColocatedInstance):
         loop = self._loop
         state = loop.state
         step = self._policy.next_step(state)
-        if step.empty:
+        if step is IDLE:
             return
         again = bool(state.preempted_now)
         swap_s = self._begin(loop, step, now_s)
@@ -207,39 +218,51 @@ class SerialColocatedInstance(ColocatedInstance):
             end_s = now_s + (swap_s + host_s + kernel_s)
             self.busy_s += end_s - now_s
             self._log(loop, now_s, end_s)
-            self._deployment.clock.at(end_s, STEP_END, self._on_step_end)
+            self._deployment.clock.wake(end_s, STEP_END, self._end_wake)
             return
         running = state.running
         self._delay_s = swap_s
         course = self._course = self._courses.start(now_s + swap_s, running.requests, running.context)
-        if again or self._deployment.recorder.steps is not None or self._policy.wants_turn(state):
+        if again or self._deployment.recorder.steps is not None or (state.waiting and self._policy.wants_turn(state)):
             steps = 1
         else:
-            steps = running.steps_in_memory(min(running.steps_to_finish(), course.limit))
+            steps = min(running.next_finish() - running.launched + 1, course.limit)
+            if steps > 1 and ((steps - 1) // running.block_tokens + 1) * running.requests > state.kv.free:
+                steps = running.steps_in_memory(steps)
             if running.context + (steps - 1) * running.requests > self._max_context:
                 steps = 1 + int((self._max_context - running.context) // running.requests)
         self._set_alarm(course, steps)
-        self._log(loop, now_s, course.end_s(1))
+        if self._deployment.recorder.steps is not None:
+            self._log(loop, now_s, course.end_s(1))
 
     def _set_alarm(self, course: AffineCruise | TableCruise, steps: int) -> None:
         self._steps = steps
-        self._alarm.set(course.end_s(steps))
+        end_s = self._end_s = course.end_s(steps)
+        self._alarm.set(end_s)
 
     def _on_run_end(self, _event: simpy.Event) -> None:
+        if not self._alarm.rings():
+            return
         course, steps, running = self._course, self._steps, self._loop.state.running
         assert course is not None
         gaps = self._deployment.recorder.gaps
         self._course = None
-        end_s = course.end_s(steps)
+        end_s = self._end_s
         self.busy_s += end_s - course.start_s + self._delay_s
-        running.close_gaps(course.end_s(1), gaps)
-        running.run_on(course, steps, gaps)
+        if gaps is not None:
+            running.close_gaps(course.end_s(1), gaps)
+            running.run_on(course, steps, end_s, gaps)
+        else:
+            # The same where nobody asks about single steps.
+            running.newcomers = []
+            running.advance(steps - 1)
+            running.last_end_s = end_s
         self._end_decode(self._loop)
         self._in_flight = False
         self._deployment.touch(self)
 
     def _on_step_end(self, _event: simpy.Event) -> None:
-        self._end_step(self._loop, self._deployment.clock.now)
+        self._end_step(self._loop, self._deployment.clock.now_s)
         self._in_flight = False
         self._deployment.touch(self)
 
@@ -269,7 +292,7 @@ class PipelinedColocatedInstance(ColocatedInstance):
             for loop in idle:
                 self._asked.add(loop.index)
                 step = self._policy.next_step(loop.state)
-                if not step.empty:
+                if step is not IDLE:
                     self._start(loop, step, now_s)
                     break
         self._set_alarm()
@@ -306,8 +329,9 @@ class PipelinedColocatedInstance(ColocatedInstance):
         )
 
     def _on_wake(self, _event: simpy.Event) -> None:
-        self._commit(self._deployment.clock.now)
-        self._deployment.touch(self)
+        if self._alarm.rings():
+            self._commit(self._deployment.clock.now_s)
+            self._deployment.touch(self)
 
     def _commit(self, now_s: float) -> None:
         self._circuit.commit(now_s, self._batches, self._land, self._deployment.recorder.gaps)
@@ -316,4 +340,12 @@ class PipelinedColocatedInstance(ColocatedInstance):
         loop = self._loops[part]
         self._end_step(loop, end_s)
         # What follows without a decision is a decode step.
-        loop.step = Step(decode=True)
+        loop.step = DECODE
+
+
+def _set_once(times_s: array[float], jobs: Iterable[Job], now_s: float) -> None:
+    """Set the times that are not known yet."""
+    for job in jobs:
+        row = job.row
+        if times_s[row] != times_s[row]:
+            times_s[row] = now_s

@@ -8,14 +8,14 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from dsim.circuit import Circuit
-from dsim.clock import STEP_END, TRANSFER_END, Alarm
+from dsim.clock import STEP_END, TRANSFER_END, Alarm, Wake
 from dsim.cruise import AffineCruise, Courses, TableCruise
 from dsim.job import Job
 from dsim.kv import num_blocks
 from dsim.pools import Parallelism, Role
 from dsim.profile import BatchLimits, FirstToken, HandoverMode, Preemption, Profile
 from dsim.recorder import StepRecord
-from dsim.routing import Load
+from dsim.routing import OnlyOne
 from dsim.running import RunningBatch
 from dsim.transfer import Port, TransferTimes, post
 
@@ -33,7 +33,6 @@ class DecodeInstance:
     def __init__(self, deployment: Deployment, index: int, *, profile: Profile, parallelism: Parallelism) -> None:
         self.index = index
         self.touched = False
-        self.load = Load()
         self.ingress = Port()
         self.unpulled: deque[Job] = deque()
         self.pulled: deque[Job] = deque()
@@ -41,7 +40,6 @@ class DecodeInstance:
         self.kv = deployment.kv_cache(
             Role.DECODE, index, 0, capacity_tokens=profile.kv_tokens(parallelism), block_tokens=profile.block_tokens
         )
-        self.busy_s = 0.0
         self.batches = [RunningBatch(self.kv, part) for part in range(parallelism.pp)]
         self._deployment = deployment
         self._latency = profile.latency_of(parallelism)
@@ -56,6 +54,7 @@ class DecodeInstance:
         self._pulls_in_turn = self._stalls or handover.mode is HandoverMode.PULL_AT_STEP
         self._layer_wise = handover.mode is HandoverMode.LAYER_WISE
         self._post_s, self._post_block_s = handover.post_s, handover.post_block_s
+        self._posting_takes_time = self._post_s > 0 or self._post_block_s > 0
         self._swaps = profile.preemption is Preemption.SWAP
         self._swap_s_per_token = profile.model.kv_bytes_per_token / (profile.swap_bytes_per_s * parallelism.num_gpus)
         #: Driver time that the next launch takes for swaps and posted pulls.
@@ -68,6 +67,23 @@ class DecodeInstance:
         self._profile = profile
         self._parallelism = parallelism
         self._late_first_token = self._handover.first_token_from is FirstToken.DECODE
+        self._shows_token_at_transfer_end = self._handover.first_token_from is FirstToken.TRANSFER_END
+        self._router = deployment.decode_router
+        self._pool_of_one = isinstance(self._router, OnlyOne)
+        self._touched = deployment.touched
+        recorder = deployment.recorder
+        self._logs_steps = recorder.steps is not None
+        self._gaps = recorder.gaps
+        self._transfer_start_s, self._transfer_end_s = recorder.transfer_start_s, recorder.transfer_end_s
+        self._decode_start_s = recorder.decode_start_s
+        #: Whose transfers end next, unless layer-wise, in this order.
+        self._in_transfer: deque[Job] = deque()
+        self._transfer_wake = Wake(self._on_next_transfer_end)
+
+    @property
+    def busy_s(self) -> float:
+        """Seconds that driver or first stage was busy."""
+        raise NotImplementedError
 
     def settle(self, now_s: float) -> None:
         """Do step 4 of an instant: pulls and admissions."""
@@ -84,7 +100,9 @@ class DecodeInstance:
     def hand_over(self, job: Job) -> None:
         """Take a prompt that waits on the prefill side, or is here already in a decode-only run."""
         self.unpulled.append(job)
-        self._deployment.touch(self)
+        if not self.touched:
+            self.touched = True
+            self._touched.append(self)
 
     # Pulls
 
@@ -93,16 +111,16 @@ class DecodeInstance:
         return (
             bool(self.unpulled)
             and self._blocks_to_join < self._watermark_blocks
-            and num_blocks(self.unpulled[0].prompt, self.kv.block_tokens) <= self.kv.free
+            and self.unpulled[0].prompt_blocks <= self.kv.free
         )
 
     def _pull(self, now_s: float) -> None:
         """Post the transfer of the head of `unpulled`."""
         job = self.unpulled.popleft()
-        job.blocks = num_blocks(job.prompt, self.kv.block_tokens)
-        self.kv.take(job.blocks)
-        self._blocks_to_join += job.blocks
-        prefiller, recorder = job.prefiller, self._deployment.recorder
+        blocks = job.blocks = job.prompt_blocks
+        self.kv.take(blocks)
+        self._blocks_to_join += blocks
+        prefiller = job.prefiller
         if prefiller is None:
             start_s = end_s = now_s
         else:
@@ -110,10 +128,15 @@ class DecodeInstance:
             start_s, end_s = post(now_s, prefiller.egress, self.ingress, times.duration_s(job.prompt))
             if self._layer_wise:
                 end_s = max(end_s, job.prefilled_s + times.last_layer_s(job.prompt))
-        recorder.transfer_start_s[job.index] = start_s
-        self._extra_s += self._post_s + self._post_block_s * job.blocks
+        self._transfer_start_s[job.row] = start_s
+        if self._posting_takes_time:
+            self._extra_s += self._post_s + self._post_block_s * blocks
         self._pulling = self._stalls
-        self._deployment.clock.at(end_s, TRANSFER_END, partial(self._on_transfer_end, job))
+        if self._layer_wise:
+            self._deployment.clock.at(end_s, TRANSFER_END, partial(self._on_transfer_end, job))
+        else:
+            self._in_transfer.append(job)
+            self._deployment.clock.wake(end_s, TRANSFER_END, self._transfer_wake)
 
     def _pull_all(self, now_s: float) -> None:
         while self._may_pull():
@@ -129,16 +152,21 @@ class DecodeInstance:
             self._transfer_times[gpus] = times
         return times
 
+    def _on_next_transfer_end(self, event: simpy.Event) -> None:
+        self._on_transfer_end(self._in_transfer.popleft(), event)
+
     def _on_transfer_end(self, job: Job, _event: simpy.Event) -> None:
         deployment = self._deployment
-        now_s = deployment.clock.now
-        deployment.recorder.transfer_end_s[job.index] = now_s
+        now_s = deployment.clock.now_s
+        self._transfer_end_s[job.row] = now_s
         self._pulling = False
         if job.prefiller is not None:
             job.prefiller.free(job)
             job.prefiller = None
-        deployment.touch(self)
-        if self._handover.first_token_from is FirstToken.TRANSFER_END and not job.produced:
+        if not self.touched:
+            self.touched = True
+            self._touched.append(self)
+        if self._shows_token_at_transfer_end and not job.produced:
             job.produced = 1
             deployment.recorder.first_token(job, now_s)
             if job.output == 1:
@@ -161,11 +189,13 @@ class DecodeInstance:
 
     def _emptiest(self) -> RunningBatch | None:
         """Return the batch with the least context among those with room for one more request."""
-        if len(self.batches) == 1:
-            batch = self.batches[0]
-            return batch if len(batch.members) < self._max_requests else None
-        room = [batch for batch in self.batches if len(batch.members) < self._max_requests]
-        return min(room, key=lambda batch: batch.total_context, default=None)
+        emptiest, least = None, math.inf
+        for batch in self.batches:
+            if len(batch.members) < self._max_requests:
+                context = batch.context + batch.fresh_context + batch.recompute_context
+                if context < least:
+                    emptiest, least = batch, context
+        return emptiest
 
     def _fits(self, job: Job) -> bool:
         return num_blocks(job.context, self.kv.block_tokens) - job.blocks <= self.kv.free
@@ -173,7 +203,9 @@ class DecodeInstance:
     def _join(self, job: Job, batch: RunningBatch) -> None:
         """Take the blocks of the job's next step and let it join, the head of its queue."""
         context = job.context
-        self.kv.take(num_blocks(context, self.kv.block_tokens) - job.blocks)
+        more = num_blocks(context, self.kv.block_tokens) - job.blocks
+        if more:
+            self.kv.take(more)
         if self.pulled and self.pulled[0] is job:
             self.pulled.popleft()
             self._blocks_to_join -= job.blocks
@@ -196,7 +228,7 @@ class DecodeInstance:
 
     def _preempt(self, job: Job, stored_tokens: int) -> None:
         self._preempted_now = True
-        self._deployment.recorder.preemptions[job.index] += 1
+        self._deployment.recorder.preemptions[job.row] += 1
         if self._swaps:
             self._extra_s += self._swap_s_per_token * stored_tokens
         job.blocks = 0
@@ -220,10 +252,11 @@ class DecodeInstance:
 
     def _record_starts(self, batch: RunningBatch, now_s: float) -> None:
         """Note the first decode launch of those that join it."""
-        starts = self._deployment.recorder.decode_start_s
+        starts = self._decode_start_s
         for job in batch.newcomers:
-            if math.isnan(starts[job.index]):
-                starts[job.index] = now_s
+            row = job.row
+            if starts[row] != starts[row]:
+                starts[row] = now_s
 
     def _close_step(self, batch: RunningBatch, end_s: float) -> None:
         """Account for the tokens of one step: the gaps they close, and who has token 1 from it."""
@@ -237,7 +270,8 @@ class DecodeInstance:
                     recorder.first_token(job, end_s)
 
     def _done(self, job: Job) -> None:
-        self.load.remove(job.prompt)
+        if not self._pool_of_one:
+            self._router.leave(self.index, job.prompt)
         self._deployment.finish(job)
 
     def _check_range(self, context: int) -> None:
@@ -265,7 +299,7 @@ class DecodeInstance:
 
     def _end_recompute(self, batch: RunningBatch, jobs: list[Job]) -> None:
         deployment = self._deployment
-        recorder, now_s = deployment.recorder, deployment.clock.now
+        recorder, now_s = deployment.recorder, deployment.clock.now_s
         for job in jobs:
             if job.produced:
                 if recorder.gaps is not None:
@@ -290,35 +324,51 @@ class SerialDecodeInstance(DecodeInstance):
 
     def __init__(self, deployment: Deployment, index: int, *, profile: Profile, parallelism: Parallelism) -> None:
         super().__init__(deployment, index, profile=profile, parallelism=parallelism)
+        self._busy_s = 0.0
         self._batch = self.batches[0]
         self._courses = Courses(self._latency, self._host)
         self._cruise: AffineCruise | TableCruise | None = None
+        #: Steps of the cruise to sleep through, and when the last of them ends.
         self._steps = 0
+        self._end_s = 0.0
         self._delay_s = 0.0
         self._alarm = Alarm(deployment.clock, self._on_steps_end)
         self._in_flight = False
 
+    @property
+    def busy_s(self) -> float:
+        """Seconds that steps, swaps and postings took."""
+        return self._busy_s
+
     def settle(self, now_s: float) -> None:
         """Pull and admit where the driver may act; otherwise see to it that it acts at the next boundary."""
-        if self._pulls_in_turn and self._in_flight and self._cruise is not None:
-            self._cut_short(now_s)
         if self._in_flight:
-            if self._pulls_in_turn:
+            course = self._cruise
+            if not self._pulls_in_turn:
+                self._pull_in_flight(now_s, course)
                 return
-            if self._cruise is None:
-                self._pull_all(now_s)
-            elif self._may_pull() or self.pulled or self.preempted:
-                self._split(now_s)
-                self._pull_all(now_s)
-                self._plan(now_s, limit=1 if self.pulled or self.preempted or self._extra_s else None)
-            return
+            if course is None or self._steps == 1 or not self._wants_turn():
+                return
+            # Let the cruise end with the step under way.
+            steps = course.steps_until(now_s) if now_s > course.start_s else 1
+            if steps >= self._steps:
+                return
+            self._steps = steps
+            end_s = self._end_s = course.end_s(steps)
+            if end_s > now_s:
+                self._alarm.set(end_s)
+                return
+            # That step ends now; the cruise would have passed it by.
+            self._alarm.set(math.inf)
+            self._end_steps()
         if self._pulling:
             return
         if self._stalls:
-            if self._may_pull():
+            if self.unpulled and self._may_pull():
                 self._pull(now_s)
                 return
-            self._admit()
+            if self.pulled or self.preempted:
+                self._admit()
         else:
             self._pull_all(now_s)
             self._admit()
@@ -327,17 +377,47 @@ class SerialDecodeInstance(DecodeInstance):
     def follow_launches(self, now_s: float) -> None:
         """Pull what was handed over by the prefills launched just now."""
         if self._in_flight and self._cruise is not None and self._split(now_s, through=True):
-            self._plan(now_s, limit=None)
+            self._plan()
         self.settle(now_s)
 
-    def _cut_short(self, now_s: float) -> None:
-        """Let the cruise end with the step under way where the driver will have something to do then."""
-        if self._may_pull() or (not self._stalls and (self.pulled or self.preempted)):
-            self._plan(now_s, limit=1, split=True)
-            if self._alarm.is_set_for(now_s):
-                # That step ends now; the cruise would have passed it by.
-                self._alarm.cancel()
-                self._end_steps()
+    def _wants_turn(self) -> bool:
+        """Whether the driver will have something to do where the step under way ends."""
+        if self.unpulled and self._may_pull():
+            return True
+        return not self._stalls and bool(self.pulled or self.preempted)
+
+    def _pull_in_flight(self, now_s: float, course: AffineCruise | TableCruise | None) -> None:
+        """Pull during a step, from the blocks that are free at this instant."""
+        if course is None:
+            self._pull_all(now_s)
+        elif self._may_pull() or self.pulled or self.preempted:
+            self._split(now_s)
+            self._pull_all(now_s)
+            self._plan(again=bool(self.pulled or self.preempted or self._extra_s))
+
+    def _admit(self) -> None:
+        """Let preempted, then pulled requests join while they fit."""
+        batch, kv, size = self._batch, self.kv, self._batch.block_tokens
+        while self.pulled and not self.preempted:
+            # What `_join` does, for the one batch there is.
+            if len(batch.members) >= self._max_requests:
+                return
+            job = self.pulled[0]
+            context = job.prompt + job.produced
+            more = (context + size - 1) // size - job.blocks
+            if more:
+                if more > kv.free:
+                    return
+                kv.take(more)
+            self.pulled.popleft()
+            self._blocks_to_join -= job.blocks
+            job.blocks = 0
+            batch.join(job, context)
+        if self.preempted:
+            super()._admit()
+
+    def _emptiest(self) -> RunningBatch | None:
+        return self._batch if len(self._batch.members) < self._max_requests else None
 
     def launch(self, now_s: float) -> None:
         """Start the next step, or cruise, if the driver is free."""
@@ -357,7 +437,7 @@ class SerialDecodeInstance(DecodeInstance):
             jobs = self._recompute_chunks(batch)
             host_s, kernel_s = self._recompute_times(jobs)
             end_s = now_s + (extra_s + host_s + kernel_s)
-            self.busy_s += end_s - now_s
+            self._busy_s += end_s - now_s
             self._log(batch, now_s, end_s, jobs)
             self._cruise = None
             self._deployment.clock.at(end_s, STEP_END, partial(self._on_recompute_end, jobs))
@@ -371,30 +451,29 @@ class SerialDecodeInstance(DecodeInstance):
         self._cruise = self._courses.start(now_s + extra_s, batch.requests, batch.context)
         # Another turn of the driver is due at the next boundary where a pull is allowed already, or where a preemption
         # may have freed more than it needed.
-        again = self._preempted_now or (self._pulls_in_turn and self._may_pull())
-        self._plan(now_s, limit=1 if again else None)
-        if self._deployment.recorder.steps is not None:
+        self._plan(again=self._preempted_now or (self._pulls_in_turn and bool(self.unpulled) and self._may_pull()))
+        if self._logs_steps:
             self._log(batch, now_s, self._cruise.end_s(1))
 
-    def _plan(self, now_s: float, *, limit: int | None, split: bool = False) -> None:
-        """Choose how many steps of the cruise to sleep through and set the alarm."""
+    def _plan(self, *, again: bool = False) -> None:
+        """Choose how many steps of the cruise to sleep through, one if a turn is due `again`, and set the alarm."""
         course, batch = self._cruise, self._batch
         assert course is not None
-        if split:
-            steps = course.steps_until(now_s) if now_s > course.start_s else 1
-            if steps >= self._steps:
-                return
-        elif limit == 1 or self._deployment.recorder.steps is not None:
+        if again or self._logs_steps:
             steps = 1
         else:
-            steps = min(batch.steps_to_finish(), course.limit)
-            if steps > 1:
+            steps = batch.next_finish() - batch.launched + 1
+            if steps > course.limit:
+                steps = course.limit
+            requests = batch.requests
+            if steps > 1 and ((steps - 1) // batch.block_tokens + 1) * requests > self.kv.free:
                 steps = batch.steps_in_memory(steps)
-            if batch.context + (steps - 1) * batch.requests > self._max_context:
-                self._check_range(batch.context + batch.requests)
-                steps = 1 + int((self._max_context - batch.context) // batch.requests)
+            if batch.context + (steps - 1) * requests > self._max_context:
+                self._check_range(batch.context + requests)
+                steps = 1 + int((self._max_context - batch.context) // requests)
         self._steps = steps
-        self._alarm.set(course.end_s(steps))
+        end_s = self._end_s = course.end_s(steps)
+        self._alarm.set(end_s)
 
     def _split(self, now_s: float, *, through: bool = False) -> bool:
         """Commit the steps of the cruise that have ended, so that the free blocks are those of this instant.
@@ -414,33 +493,56 @@ class SerialDecodeInstance(DecodeInstance):
             done -= 1
         if not done:
             return False
-        self._commit(done)
+        self._steps = done
+        self._end_s = course.end_s(done)
+        self._commit(course)
         batch.advance(1)
-        start_s = course.end_s(done)
-        self._cruise = self._courses.start(start_s, batch.requests, batch.context)
+        self._cruise = self._courses.start(self._end_s, batch.requests, batch.context)
         return True
 
-    def _commit(self, steps: int) -> None:
-        """Account for `steps` completed steps, without those who finish in the last; leaves that one in flight."""
-        course, batch = self._cruise, self._batch
-        assert course is not None
-        gaps = self._deployment.recorder.gaps
-        end_s = course.end_s(steps)
-        self.busy_s += end_s - course.start_s + self._delay_s
+    def _commit(self, course: AffineCruise | TableCruise) -> None:
+        """Account for the steps slept through, without those who finish in the last; leaves that one in flight."""
+        batch, gaps, steps, end_s = self._batch, self._gaps, self._steps, self._end_s
+        self._busy_s += end_s - course.start_s + self._delay_s
         self._delay_s = 0.0
-        self._close_step(batch, course.end_s(1))
-        batch.run_on(course, steps, gaps)
+        if gaps is not None or self._late_first_token:
+            self._close_step(batch, course.end_s(1))
+            batch.run_on(course, steps, end_s, gaps)
+            return
+        # The same where nobody asks about single steps.
+        if batch.newcomers:
+            batch.newcomers = []
+        if steps > 1:
+            batch.advance(steps - 1)
+        batch.last_end_s = end_s
 
     def _on_steps_end(self, _event: simpy.Event) -> None:
-        self._end_steps()
-        self._deployment.touch(self)
+        # What `Alarm.rings` does: this comes with nearly every event.
+        alarm = self._alarm
+        if alarm.time_s == alarm.clock.now_s:
+            alarm.time_s = math.inf
+            self._end_steps()
+            if not self.touched:
+                self.touched = True
+                self._touched.append(self)
 
     def _end_steps(self) -> None:
-        self._commit(self._steps)
+        course = self._cruise
+        assert course is not None
+        self._commit(course)
         self._cruise = None
         self._in_flight = False
-        for job in self._batch.complete():
-            self._done(job)
+        finished = self._batch.complete()
+        if finished:
+            deployment = self._deployment
+            recorder, now_s = deployment.recorder, deployment.clock.now_s
+            for job in finished:
+                # What `_done` does.
+                if not self._pool_of_one:
+                    self._router.leave(self.index, job.prompt)
+                recorder.finish(job, now_s)
+                if deployment.on_finish is not None:
+                    deployment.on_finish(job)
 
     def _on_recompute_end(self, jobs: list[Job], _event: simpy.Event) -> None:
         self._in_flight = False
@@ -455,25 +557,33 @@ class PipelinedDecodeInstance(DecodeInstance):
         super().__init__(deployment, index, profile=profile, parallelism=parallelism)
         self._circuit = Circuit(parts=parallelism.pp, stages=parallelism.pp)
         self._acted = False
+        self._committed_s = -math.inf
         self._due_again = False
         #: Recompute members that the step in flight prefills.
         self._recomputing: list[list[Job]] = [[] for _ in self.batches]
         self._alarm = Alarm(deployment.clock, self._on_wake)
 
+    @property
+    def busy_s(self) -> float:
+        """Seconds that the busier of the driver and the first stage has been busy."""
+        return self._circuit.busy_s
+
     def settle(self, now_s: float) -> None:
         """Pull and admit where the driver may act."""
         # Only layer-wise handovers of this very instant come before the end of a hold that takes no time.
-        self._due_again = self._layer_wise and self._alarm.is_set_for(now_s)
-        self._commit(now_s)
+        self._due_again = self._layer_wise and self._alarm.time_s == now_s
+        circuit = self._circuit
+        if self._committed_s != now_s or circuit.planned:
+            self._commit(now_s)
         stalls = self._stalls
-        self._acted = self._driver_free(now_s) and not self._circuit.all_in_flight
+        acted = self._acted = now_s >= circuit.driver_free_s and not self._pulling and not circuit.all_in_flight
         if not stalls:
-            if self._acted or not self._pulls_in_turn:
+            if acted or not self._pulls_in_turn:
                 self._pull_all(now_s)
-        elif self._acted and self._may_pull():
+        elif acted and self.unpulled and self._may_pull():
             self._pull(now_s)
             return
-        if self._acted:
+        if acted:
             self._admit()
             if not stalls:
                 self._pull_all(now_s)
@@ -492,7 +602,7 @@ class PipelinedDecodeInstance(DecodeInstance):
     def _join(self, job: Job, batch: RunningBatch) -> None:
         if not batch.members:
             # A micro-batch's turn counts from its first member.
-            self._circuit.ready_s[batch.index] = self._deployment.clock.now
+            self._circuit.ready_s[batch.index] = self._deployment.clock.now_s
         super()._join(job, batch)
 
     def launch(self, now_s: float) -> None:
@@ -515,14 +625,18 @@ class PipelinedDecodeInstance(DecodeInstance):
                 batch = self._longest_ready()
                 if batch is None:
                     return None
-            self._make_memory(batch)
+            if batch.recompute or batch.growth() > self.kv.free:
+                self._make_memory(batch)
             if batch.members:
                 return batch
 
     def _longest_ready(self) -> RunningBatch | None:
         end_s, ready_s = self._circuit.end_s, self._circuit.ready_s
-        ready = [batch for batch in self.batches if batch.members and end_s[batch.index] == math.inf]
-        return min(ready, key=lambda batch: ready_s[batch.index], default=None)
+        longest, since_s = None, math.inf
+        for part, batch in enumerate(self.batches):
+            if batch.members and end_s[part] == math.inf and ready_s[part] < since_s:
+                longest, since_s = batch, ready_s[part]
+        return longest
 
     def _start(self, batch: RunningBatch, now_s: float) -> None:
         extra_s, self._extra_s = self._extra_s, 0.0
@@ -532,8 +646,10 @@ class PipelinedDecodeInstance(DecodeInstance):
             host_s, kernel_s = self._recompute_times(jobs)
         else:
             batch.launch()
-            self._record_starts(batch, now_s)
-            self._check_range(batch.context)
+            if batch.newcomers:
+                self._record_starts(batch, now_s)
+            if batch.context > self._max_context:
+                self._check_range(batch.context)
             host_s = self._host.launch_s(batch.requests, batch.context)
             kernel_s = self._latency.decode_s(batch.requests, batch.context)
         end_s = self._circuit.launch(batch.index, now_s, hold_s=extra_s + host_s, kernel_s=kernel_s)
@@ -542,7 +658,6 @@ class PipelinedDecodeInstance(DecodeInstance):
     def _set_alarm(self) -> None:
         """Wake at the next own event that can change anything."""
         circuit = self._circuit
-        self.busy_s = circuit.busy_s
         if self._due_again:
             return
         if self._may_cruise():
@@ -556,18 +671,25 @@ class PipelinedDecodeInstance(DecodeInstance):
 
     def _may_cruise(self) -> bool:
         """Whether only the ends of planned steps can change anything, until an outside event or a finished request."""
-        if self._preempted_now or self._extra_s or (self._pulls_in_turn and (self._pulling or self._may_pull())):
+        if self._preempted_now or self._extra_s or self._logs_steps:
             return False
-        if self._deployment.recorder.steps is not None or (not self._acted and (self.pulled or self.preempted)):
+        if self._pulls_in_turn and (self._pulling or (self.unpulled and self._may_pull())):
             return False
-        return not any(batch.fresh or batch.recompute for batch in self.batches)
+        if not self._acted and (self.pulled or self.preempted):
+            return False
+        for batch in self.batches:  # noqa: SIM110 - a generator takes longer than this
+            if batch.fresh or batch.recompute:
+                return False
+        return True
 
     def _on_wake(self, _event: simpy.Event) -> None:
-        self._commit(self._deployment.clock.now)
-        self._deployment.touch(self)
+        if self._alarm.rings():
+            self._commit(self._deployment.clock.now_s)
+            self._deployment.touch(self)
 
     def _commit(self, now_s: float, *, through: bool = False) -> None:
-        self._circuit.commit(now_s, self.batches, self._land, self._deployment.recorder.gaps, through=through)
+        self._committed_s = now_s
+        self._circuit.commit(now_s, self.batches, self._land, self._gaps, through=through)
 
     def _land(self, part: int, end_s: float) -> None:
         """End the step in flight of a micro-batch; whoever finishes does so now."""
@@ -576,6 +698,11 @@ class PipelinedDecodeInstance(DecodeInstance):
             self._recomputing[part] = []
             self._end_recompute(batch, jobs)
             return
-        self._close_step(batch, end_s)
+        if self._gaps is not None or self._late_first_token:
+            self._close_step(batch, end_s)
+        else:
+            # The same where nobody asks about single steps.
+            batch.newcomers = []
+            batch.last_end_s = end_s
         for job in batch.complete():
             self._done(job)

@@ -3,27 +3,29 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from heapq import heappop
+
+import numpy as np
+from numpy.typing import NDArray
 
 from dsim.clock import Clock
 from dsim.colocated import ColocatedInstance, PipelinedColocatedInstance, SerialColocatedInstance
 from dsim.decode import DecodeInstance, PipelinedDecodeInstance, SerialDecodeInstance
 from dsim.errors import InfeasiblePlacementError, InputError
 from dsim.job import Job
-from dsim.kv import KvCache, LoggedKvCache, num_blocks
+from dsim.kv import KvCache, LoggedKvCache
 from dsim.options import Options
 from dsim.pools import Placement, Pool, Role
 from dsim.prefill import PrefillInstance
 from dsim.profile import BatchLimits, FirstToken, Profile
 from dsim.recorder import KvRecord, Recorder
-from dsim.routing import Load, router
+from dsim.routing import Router, router
 from dsim.workload.streams import stream
 
-Instance = PrefillInstance | DecodeInstance | ColocatedInstance
 
-
-def _instance_order(instance: Instance) -> tuple[int, int]:
-    return instance.pool_order, instance.index
+def _by_index(instance: PrefillInstance | DecodeInstance | ColocatedInstance) -> int:
+    return instance.index
 
 
 class Deployment:
@@ -57,18 +59,35 @@ class Deployment:
         self.prefills: list[PrefillInstance] = []
         self.decodes: list[DecodeInstance] = []
         self.colocated: list[ColocatedInstance] = []
-        for pool in placement.pools:
-            if phase is None or pool.role is phase:
-                self._build(pool, profiles[pool.role])
-        self._front_loads: list[Load] = [instance.load for instance in self.prefills or self.colocated]
-        self._decode_loads = [instance.load for instance in self.decodes]
-        rng = stream(options.seed, "routing")
-        self._front_router = router(options.prefill_routing, rng)
-        self._decode_router = router(options.decode_routing, rng)
-        self._touched: list[Instance] = []
-        self._handovers: list[Job] = []
+        #: Instances that act before this instant is over: prefill ones, and decode or colocated ones.
+        self.touched_prefills: list[PrefillInstance] = []
+        self.touched: list[DecodeInstance | ColocatedInstance] = []
+        #: Prompts to be routed to the decode side once all step ends of this instant are done.
+        self.handovers: list[Job] = []
+        pools = [pool for pool in placement.pools if phase is None or pool.role is phase]
+        self.front_router, self.decode_router = self._routers(pools, options)
+        for pool in pools:
+            self._build(pool, profiles[pool.role])
         if self.colocated:
             self._loop_blocks = self.colocated[0].loop_kv[0].capacity
+        self._front: Sequence[PrefillInstance | ColocatedInstance] = self.prefills or self.colocated
+        #: Takes a request that is queued now and fits.
+        self.arrive: Callable[[Job], None] = self._enqueue if self._front else self._arrive_prefilled
+        if len(self._front) == 1:
+            self.arrive = self._front[0].enqueue
+
+    @staticmethod
+    def _routers(pools: list[Pool], options: Options) -> tuple[Router, Router]:
+        """Return the routers of arrivals and of handovers, which share one stream of random numbers."""
+        rng = stream(options.seed, "routing")
+        counts = {pool.role: pool.count for pool in pools}
+        front = counts.get(Role.PREFILL, counts.get(Role.COLOCATED, 1))
+        decode = counts.get(Role.DECODE, 1)
+        shared = front > 1 and decode > 1
+        return (
+            router(options.prefill_routing, front, rng, shared=shared),
+            router(options.decode_routing, decode, rng, shared=shared),
+        )
 
     def _build(self, pool: Pool, profile: Profile) -> None:
         if profile.kv_tokens(pool.parallelism) < profile.block_tokens:
@@ -104,7 +123,7 @@ class Deployment:
             return KvCache(capacity_tokens, block_tokens)
 
         def tell(blocks: int) -> None:
-            log.append(KvRecord(role.value, index, part, float(clock.now), blocks))
+            log.append(KvRecord(role.value, index, part, clock.now_s, blocks))
 
         return LoggedKvCache(capacity_tokens, block_tokens, tell)
 
@@ -148,48 +167,54 @@ class Deployment:
 
     # Requests
 
-    def arrive(self, job: Job) -> None:
-        """Route a request that is queued now, or reject it."""
-        if self._never_fits(job):
-            self.recorder.reject(job)
-            self.left(job)
-        elif self.prefills or self.colocated:
-            index = self._front_router.choose(self._front_loads)
-            self._front_loads[index].add(job.prompt)
-            instance = self.prefills[index] if self.prefills else self.colocated[index]
-            instance.enqueue(job)
-            self.touch(instance)
+    @property
+    def block_tokens(self) -> int:
+        """Tokens of a KV block, the same on all instances."""
+        instances = self.prefills or self.decodes
+        return instances[0].kv.block_tokens if instances else self.colocated[0].loop_kv[0].block_tokens
+
+    def _enqueue(self, job: Job) -> None:
+        """Route a request that is queued now and fits."""
+        self._front[self.front_router.route(job.prompt)].enqueue(job)
+
+    def _arrive_prefilled(self, job: Job) -> None:
+        """Take a request of a decode-only run."""
+        now_s, row = self.clock.now_s, job.row
+        self.recorder.prefill_start_s[row] = self.recorder.prefill_end_s[row] = now_s
+        self.recorder.first_token(job, now_s)
+        job.produced = 1
+        if job.output == 1:
+            self.finish(job)
         else:
-            now_s = self.clock.now
-            self.recorder.prefill_start_s[job.index] = self.recorder.prefill_end_s[job.index] = now_s
-            self.recorder.first_token(job, now_s)
-            job.produced = 1
-            if job.output == 1:
-                self.finish(job)
-            else:
-                self._handovers.append(job)
+            self.handovers.append(job)
 
-    def _never_fits(self, job: Job) -> bool:
-        most = job.prompt + job.output - 1
+    def reject(self, job: Job) -> None:
+        """Send a request away that never fits."""
+        self.recorder.reject(job)
+        self.left(job)
+
+    def never_fits(self, prompt_tokens: NDArray[np.int64], output_tokens: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Return of each request whether it needs more KV blocks than an instance has."""
+        size = self.block_tokens
+        most = -(-(prompt_tokens + output_tokens - 1) // size)
         if self.colocated:
-            return num_blocks(most, self.colocated[0].loop_kv[0].block_tokens) > self._loop_blocks
+            return most > self._loop_blocks
+        never = np.zeros(len(prompt_tokens), dtype=np.bool_)
         if self.prefills:
-            kv = self.prefills[0].kv
-            if num_blocks(job.prompt, kv.block_tokens) > kv.capacity:
-                return True
-        if not self.decodes or (job.output == 1 and self._first_token_from is FirstToken.PREFILL):
-            return False
-        kv = self.decodes[0].kv
-        return num_blocks(most, kv.block_tokens) > kv.capacity
-
-    def hand_over(self, job: Job) -> None:
-        """Route a prompt whose prefill has ended to the decode side, once all step ends of this instant are done."""
-        self._handovers.append(job)
+            never |= -(-prompt_tokens // size) > self.prefills[0].kv.capacity
+        if self.decodes:
+            too_long = most > self.decodes[0].kv.capacity
+            if self._first_token_from is FirstToken.PREFILL:
+                # Those of one token never reach the decode side.
+                too_long &= output_tokens > 1
+            never |= too_long
+        return never
 
     def finish(self, job: Job) -> None:
         """Record that a request has its last token now."""
-        self.recorder.finish(job, self.clock.now)
-        self.left(job)
+        self.recorder.finish(job, self.clock.now_s)
+        if self.on_finish is not None:
+            self.on_finish(job)
 
     def left(self, job: Job) -> None:
         """Tell a closed loop that a request has left the system."""
@@ -198,49 +223,62 @@ class Deployment:
 
     # Instants
 
-    def touch(self, instance: Instance) -> None:
-        """Have an instance act before this instant is over."""
+    def touch(self, instance: DecodeInstance | ColocatedInstance) -> None:
+        """Have a decode or colocated instance act before this instant is over."""
         if not instance.touched:
             instance.touched = True
-            self._touched.append(instance)
+            self.touched.append(instance)
 
     def run(self) -> None:
-        """Let events happen until the recorder has what it needs or nothing is left to happen."""
-        recorder, step, queue = self.recorder, self.clock.step, self.clock.pending
-        touched, handovers = self._touched, self._handovers
-        while queue and not recorder.done:
-            step()
-            if (touched or handovers) and (not queue or queue[0][0] > self.clock.now):
-                self._settle()
+        """Let events happen until the recorder has what it needs or nothing is left to happen.
 
-    def _settle(self) -> None:
-        """Do steps 4 and 5 of an instant at which nothing else is due."""
-        clock = self.clock
-        now_s = clock.now
-        if self._handovers:
-            self._route_handovers()
-        touched = self._touched
-        if len(touched) > 1:
-            touched.sort(key=_instance_order)
-        for instance in touched:
-            instance.settle(now_s)
-        if not clock.quiet:
-            # A transfer that takes no time ends before anything is launched.
-            return
-        # Launches touch nobody: what they change at this instant is their own.
-        for instance in touched:
-            instance.touched = False
-            instance.launch(now_s)
-        touched.clear()
-        if self._handovers:
-            self._follow_launches(now_s)
+        An instant's steps 4 and 5 follow when nothing else is due at it.
+        """
+        recorder, clock, queue = self.recorder, self.clock, self.clock.pending
+        touched, prefills, handovers = self.touched, self.touched_prefills, self.handovers
+        while queue and not recorder.done:
+            # What `clock.step` does.
+            now_s, _, _, event = heappop(queue)
+            clock.now_s = now_s
+            event.callback(event)
+            if queue and queue[0][0] <= now_s and not self._ends_here():
+                continue
+            if handovers:
+                self._route_handovers()
+            if touched:
+                if len(touched) > 1:
+                    touched.sort(key=_by_index)
+                for instance in touched:
+                    instance.settle(now_s)
+                if queue and queue[0][0] <= now_s:
+                    # A transfer that takes no time ends before anything is launched.
+                    continue
+            # Launches touch nobody: what they change at this instant is their own.
+            if prefills:
+                if len(prefills) > 1:
+                    prefills.sort(key=_by_index)
+                for prefill in prefills:
+                    prefill.touched = False
+                    prefill.launch(now_s)
+                prefills.clear()
+            if touched:
+                for instance in touched:
+                    instance.touched = False
+                    instance.launch(now_s)
+                touched.clear()
+            if handovers:
+                self._follow_launches(now_s)
+
+    def _ends_here(self) -> bool:
+        """Whether the run has ended, and nothing else happens at this instant."""
+        return self.recorder.done and self.clock.quiet
 
     def _follow_launches(self, now_s: float) -> None:
         """Hand over, layer by layer, the prefill batches that were launched just now."""
         self._route_handovers()
         # Nobody else has been touched since.
         decodes = [instance for instance in self.decodes if instance.touched]
-        self._touched.clear()
+        self.touched.clear()
         for instance in decodes:
             instance.follow_launches(now_s)
         for instance in decodes:
@@ -248,13 +286,12 @@ class Deployment:
             instance.launch(now_s)
 
     def _route_handovers(self) -> None:
-        handovers = self._handovers
+        handovers = self.handovers
         if len(handovers) > 1:
             handovers.sort(key=lambda job: job.index)
+        where = self.recorder.decode_instance
         for job in handovers:
-            index = self._decode_router.choose(self._decode_loads)
-            self._decode_loads[index].add(job.prompt)
-            self.recorder.decode_instance[job.index] = index
+            index = where[job.row] = self.decode_router.route(job.prompt)
             self.decodes[index].hand_over(job)
         handovers.clear()
 

@@ -9,12 +9,13 @@ if TYPE_CHECKING:
 
 
 class Job:
-    """Mutable state of one request while it is in the system; the columns of the recorder outlive it.
+    """Mutable state of one request while it is in the system; its row of the recorder's columns outlives it.
 
-    `joined_context` is the context of the first step that the job takes part in since it joined its running batch, and
-    `joined_launch` the number of that launch: what it holds at any later launch follows from the two. `ticket` tells
-    its current entry in the batch's finish heap from stale ones. `prefilled_s` is the end of its prefill, known at
-    its launch to layer-wise handovers.
+    `index` is its number in order of arrival and `row` its place in the columns. `prompt_blocks` is what its prompt
+    needs. `joined_context` is the context of the first step that the job takes part in since it joined its running
+    batch, and `joined_launch` the number of that launch: what it holds at any later launch follows from the two.
+    `ticket` tells its current entry in the batch's finish heap from stale ones. `prefilled_s` is the end of its
+    prefill, known at its launch to layer-wise handovers. Those that are not set at birth are set before they are read.
     """
 
     __slots__ = (
@@ -32,27 +33,33 @@ class Job:
         "prefiller",
         "produced",
         "prompt",
+        "prompt_blocks",
+        "row",
         "ticket",
         "user",
     )
 
-    def __init__(self, index: int, prompt: int, output: int, cached: int) -> None:
+    blocks: int
+    covered: bool
+    joined_context: int
+    joined_launch: int
+    last_token_s: float
+    prefilled_s: float
+    prefiller: PrefillInstance | None
+    user: int
+
+    def __init__(self, index: int, row: int, prompt: int, output: int, cached: int, prompt_blocks: int) -> None:
         self.index = index
+        self.row = row
         self.prompt = prompt
         self.output = output
         self.cached = cached
+        self.prompt_blocks = prompt_blocks
         self.produced = 0
         self.computed = cached
-        self.blocks = 0
-        self.joined_context = 0
-        self.joined_launch = 0
-        self.covered = True
         self.ticket = 0
-        self.last_token_s = 0.0
         self.missed = False
-        self.user = -1
-        self.prefilled_s = 0.0
-        self.prefiller: PrefillInstance | None = None
+        self.prefiller = None
 
     @property
     def context(self) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 if TYPE_CHECKING:
     from dsim.recorder import Gaps
 
-_QUANTILES = (0.5, 0.9, 0.95, 0.99)
+QUANTILES = (0.5, 0.9, 0.95, 0.99)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class Distribution:
         known = values[~np.isnan(values)]
         if not len(known):
             return cls(*[math.nan] * 5)
-        return cls(float(known.mean()), *(float(q) for q in np.quantile(known, _QUANTILES)))
+        return cls(float(known.mean()), *(float(q) for q in np.quantile(known, QUANTILES)))
 
     def to_dict(self) -> dict[str, float]:
         """Return the five numbers by name."""
@@ -45,22 +45,14 @@ def weighted_distribution(gaps: Gaps) -> Distribution:
 
     The percentiles equal numpy's linear ones over the sample with every gap repeated `weight` times.
     """
-    values = [np.array(gaps.gap_s, dtype=np.float64)]
-    weights = [np.array(gaps.weight, dtype=np.int64)]
-    steps = np.array(gaps.run_steps, dtype=np.int64)
-    if len(steps):
-        place = np.arange(int(steps.sum())) - np.repeat(np.cumsum(steps) - steps, steps)
-        first_s, growth_s = np.array(gaps.run_first_s), np.array(gaps.run_growth_s)
-        values.append(np.repeat(first_s, steps) + place * np.repeat(growth_s, steps))
-        weights.append(np.repeat(np.array(gaps.run_weight, dtype=np.int64), steps))
-    value, weight = np.concatenate(values), np.concatenate(weights)
+    value, weight = gaps.expanded()
     total = int(weight.sum())
     if not total:
         return Distribution.of(np.array([]))
     order = np.argsort(value, kind="stable")
     value, upto = value[order], np.cumsum(weight[order])
     quantiles = []
-    for q in _QUANTILES:
+    for q in QUANTILES:
         place_q = q * (total - 1)
         low = math.floor(place_q)
         below, above = (
@@ -101,15 +93,21 @@ def backlog(columns: Mapping[str, NDArray[Any]]) -> NDArray[np.int64]:
     arrival = columns["arrival_s"]
 
     def upto(values: NDArray[np.float64]) -> NDArray[np.int64]:
-        known = np.sort(values[~np.isnan(values)])
-        return np.searchsorted(known, arrival, side="right")
+        return np.searchsorted(np.sort(_known(values)), arrival, side="right")
 
+    begins, ends = waits(columns)
+    return np.maximum(0, sum(map(upto, begins)) - sum(map(upto, ends)))
+
+
+def waits(
+    columns: Mapping[str, NDArray[Any]],
+) -> tuple[tuple[NDArray[np.float64], ...], tuple[NDArray[np.float64], ...]]:
+    """Return when each request begins to wait, for prefill and for decode, and when that ends; NaN where never."""
     to_decode = ~np.isnan(columns["transfer_start_s"]) | ~np.isnan(columns["decode_start_s"])
     never_prefilled = np.isnan(columns["prefill_start_s"])
-    waiting_prefill = upto(np.where(columns["rejected"], np.nan, arrival)) - upto(columns["prefill_start_s"])
     moved_on = np.where(to_decode & ~never_prefilled, columns["prefill_end_s"], np.nan)
-    waiting_decode = upto(moved_on) - upto(columns["decode_start_s"])
-    return np.maximum(0, waiting_prefill + waiting_decode)
+    arrived = np.where(columns["rejected"], np.nan, columns["arrival_s"])
+    return (arrived, moved_on), (columns["prefill_start_s"], columns["decode_start_s"])
 
 
 def saturation_of(columns: Mapping[str, NDArray[Any]], counted: slice) -> Saturation:
@@ -126,38 +124,69 @@ def saturation_of(columns: Mapping[str, NDArray[Any]], counted: slice) -> Satura
     Near the knee: otherwise, if the mean wait, for prefill and decode, exceeds three times prefill and one token.
     """
     n = counted.stop
-    first = max(counted.start, n // 10)
-    if n - first < _STRETCHES:
+    judged, marks = backlog_marks(counted)
+    if not len(marks):
         return Saturation.STABLE
     upto = {name: values[:n] for name, values in columns.items()}
-    if _grows(backlog(upto)[first:]):
+    part = {name: values[judged] for name, values in upto.items()}
+    sums = [(float(known.sum()), len(known)) for known in map(_known, times_of(part))]
+    return saturation_from(backlog(upto)[marks], judged, sums)
+
+
+def backlog_marks(counted: slice) -> tuple[slice, NDArray[np.int64]]:
+    """Return the requests that tell about saturation, and the arrivals that mark the stretches of the backlog.
+
+    There are no marks where the requests are too few.
+    """
+    n = counted.stop
+    first = max(counted.start, n // 10)
+    marks = first + np.linspace(0, n - first - 1, _STRETCHES + 1).round().astype(np.int64)
+    return slice(first, n), marks if n - first >= _STRETCHES else marks[:0]
+
+
+def times_of(columns: Mapping[str, NDArray[Any]]) -> tuple[NDArray[np.float64], ...]:
+    """Return prefill, wait for prefill, wait for decode, and time per token of each request, seconds, shape (n,)."""
+    prefill_end_s = columns["prefill_end_s"]
+    # A layer-wise transfer starts before its prefill ends.
+    transfer_s = columns["transfer_end_s"] - np.maximum(columns["transfer_start_s"], prefill_end_s)
+    later = np.maximum(columns["output_tokens"] - 1, 1)
+    return (
+        prefill_end_s - columns["prefill_start_s"],
+        columns["prefill_start_s"] - columns["arrival_s"],
+        columns["decode_start_s"] - prefill_end_s - np.nan_to_num(transfer_s),
+        (columns["last_token_s"] - columns["first_token_s"]) / later,
+    )
+
+
+def saturation_from(waiting: NDArray[np.int64], judged: slice, sums: Sequence[tuple[float, int]]) -> Saturation:
+    """Classify a run (see `saturation_of`).
+
+    Args:
+        waiting: backlog at the marks.
+        judged: the requests that tell about saturation.
+        sums: sum and count of each of the `times_of` these, where known.
+    """
+    if _grows(waiting, judged.stop - judged.start):
         return Saturation.OVERLOADED
-    part = {name: values[first:] for name, values in upto.items()}
-    prefill_s = part["prefill_end_s"] - part["prefill_start_s"]
-    if np.isnan(prefill_s).all():
+    (_, served), *_ = sums
+    if not served:
         # Nothing was served: all rejected, or a run that stopped before.
         return Saturation.OVERLOADED
-    wait_s = _mean(part["prefill_start_s"] - part["arrival_s"])
-    # A layer-wise transfer starts before its prefill ends.
-    transfer_s = part["transfer_end_s"] - np.maximum(part["transfer_start_s"], part["prefill_end_s"])
-    wait_s += _mean(part["decode_start_s"] - part["prefill_end_s"] - np.nan_to_num(transfer_s))
-    later = np.maximum(part["output_tokens"] - 1, 1)
-    service_s = _mean(prefill_s) + _mean((part["last_token_s"] - part["first_token_s"]) / later)
-    return Saturation.NEAR_KNEE if wait_s > _KNEE_WAITS * service_s else Saturation.STABLE
+    prefill_s, prefill_wait_s, decode_wait_s, token_s = (total / count if count else 0.0 for total, count in sums)
+    near = prefill_wait_s + decode_wait_s > _KNEE_WAITS * (prefill_s + token_s)
+    return Saturation.NEAR_KNEE if near else Saturation.STABLE
 
 
-def _grows(waiting: NDArray[np.int64]) -> bool:
-    """Whether a backlog, one number per arrival, grows through the run."""
-    marks = waiting[np.linspace(0, len(waiting) - 1, _STRETCHES + 1).round().astype(int)]
+def _grows(marks: NDArray[np.int64], requests: int) -> bool:
+    """Whether a backlog grows over as many arrivals, of which the marks are evenly spread."""
     growth = np.diff(marks).astype(np.float64)
-    arrivals = len(waiting) / _STRETCHES
+    arrivals = requests / _STRETCHES
     half = growth[_STRETCHES // 2 :]
-    least = _GROWTH_SHARE * math.sqrt(min(1.0, _GROWTH_ARRIVALS / len(waiting))) * arrivals
+    least = _GROWTH_SHARE * math.sqrt(min(1.0, _GROWTH_ARRIVALS / requests)) * arrivals
     if growth.mean() <= least or half.mean() <= _LATE_GROWTH * least:
         return False
     return bool(growth.mean() > _GROWTH_ERRORS * growth.std(ddof=1) / math.sqrt(_STRETCHES))
 
 
-def _mean(values: NDArray[np.float64]) -> float:
-    known = values[~np.isnan(values)]
-    return float(known.mean()) if len(known) else 0.0
+def _known(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    return values[~np.isnan(values)]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from dataclasses import dataclass, field
-from typing import Protocol
+from collections.abc import Sequence
+from typing import Final, Protocol
 
 from dsim.errors import InputError
 from dsim.job import Job
@@ -14,23 +14,29 @@ from dsim.pools import Policy
 from dsim.profile import BatchLimits
 from dsim.running import RunningBatch
 
+#: (request, tokens computed in a step, tokens before them).
+JobChunk = tuple[Job, int, int]
 
-@dataclass(slots=True)
+
 class Step:
     """What a loop does next.
 
     Args:
-        chunks: (request, tokens computed in this step, tokens before them), in order.
+        chunks: in order.
         decode: whether the running requests decode in it.
     """
 
-    chunks: list[tuple[Job, int, int]] = field(default_factory=list)
-    decode: bool = False
+    __slots__ = ("chunks", "decode")
 
-    @property
-    def empty(self) -> bool:
-        """Whether there is nothing to do."""
-        return not self.chunks and not self.decode
+    def __init__(self, chunks: Sequence[JobChunk], *, decode: bool) -> None:
+        self.chunks = chunks
+        self.decode = decode
+
+
+#: Nothing to do.
+IDLE: Final = Step((), decode=False)
+#: A decode step of all that runs.
+DECODE: Final = Step((), decode=True)
 
 
 class LoopState:
@@ -71,24 +77,28 @@ class LoopState:
         """Whether the head of `waiting` may start, after `admitted` others in this step."""
         if not self.waiting:
             return False
-        others = len(self.running) + (self.partial is not None) + admitted
+        others = len(self.running.members) + (self.partial is not None) + admitted
         if others >= self.limits.requests:
             return False
-        reserve = self.reserve if others else 0
-        return num_blocks(self.waiting[0].context, self.kv.block_tokens) <= self.kv.free - reserve
+        job = self.waiting[0]
+        blocks = num_blocks(job.prompt + job.produced, self.kv.block_tokens) if job.produced else job.prompt_blocks
+        return blocks <= self.kv.free - (self.reserve if others else 0)
 
     def admit(self) -> Job:
         """Remove the head of `waiting` and take the blocks of its whole prompt."""
         job = self.waiting.popleft()
-        self.kv.take(num_blocks(job.context, self.kv.block_tokens))
+        self.kv.take(num_blocks(job.context, self.kv.block_tokens) if job.produced else job.prompt_blocks)
         return job
 
     def prepare_decode(self) -> bool:
         """Find the blocks of a decode step, preempting and swapping in; return whether prompts may be admitted."""
         running = self.running
-        while running.growth() > self.kv.free:
+        growth = running.growth()
+        while growth > self.kv.free:
             self._preempt()
-        running.reserve()
+            growth = running.growth()
+        if growth:
+            running.reserve()
         if not self.preempted_now:
             while self.preempted and self._swap_in():
                 pass
@@ -132,9 +142,11 @@ class LoopState:
         self.running.join(job, job.context)
         return True
 
-    def whole_prompts(self) -> list[tuple[Job, int, int]]:
+    def whole_prompts(self) -> Sequence[JobChunk]:
         """Admit prompts whole, within the token limit; one over the limit goes alone."""
-        chunks: list[tuple[Job, int, int]] = []
+        if not self.waiting:
+            return ()
+        chunks: list[JobChunk] = []
         tokens = 0
         while self.admissible(len(chunks)):
             head = self.waiting[0]
@@ -152,7 +164,7 @@ class SchedulingPolicy(Protocol):
     """Forms the steps of an engine loop."""
 
     def next_step(self, loop: LoopState) -> Step:
-        """Admit, preempt and swap in as the policy has it, and return the next step (empty: nothing to do)."""
+        """Admit, preempt and swap in as the policy has it, and return the next step; `IDLE` if there is none."""
         ...
 
     def wants_turn(self, loop: LoopState) -> bool:
@@ -168,7 +180,7 @@ class PrefillFirst:
         if not loop.preempted:
             chunks = loop.whole_prompts()
             if chunks:
-                return Step(chunks)
+                return Step(chunks, decode=False)
         return _decode_step(loop)
 
     def wants_turn(self, loop: LoopState) -> bool:
@@ -181,8 +193,8 @@ class DecodeFirst:
 
     def next_step(self, loop: LoopState) -> Step:
         """Decode while anything runs, else prefill."""
-        if not len(loop.running) and not loop.preempted:
-            return Step(loop.whole_prompts())
+        if not loop.running.members and not loop.preempted:
+            return _step(loop.whole_prompts(), decode=False)
         return _decode_step(loop)
 
     def wants_turn(self, loop: LoopState) -> bool:
@@ -195,8 +207,8 @@ class Orca:
 
     def next_step(self, loop: LoopState) -> Step:
         """Decode what runs and prefill what is admissible, in one step."""
-        chunks = loop.whole_prompts() if _decodes_ready(loop) else []
-        return Step(chunks, decode=len(loop.running) > 0)
+        chunks = loop.whole_prompts() if _decodes_ready(loop) else ()
+        return _step(chunks, decode=len(loop.running.members) > 0)
 
     def wants_turn(self, loop: LoopState) -> bool:
         """Whether a prompt could be admitted."""
@@ -212,21 +224,22 @@ class Chunked:
     def next_step(self, loop: LoopState) -> Step:
         """Decode what runs and fill the budget with chunks."""
         may_admit = _decodes_ready(loop)
-        step = Step(decode=len(loop.running) > 0)
-        budget = self._token_budget - len(loop.running)
+        decoding = len(loop.running.members)
+        chunks: list[JobChunk] = []
+        budget = self._token_budget - decoding
         if loop.partial is not None and budget > 0:
             job = loop.partial
-            budget -= self._take(loop, step, job, budget)
-        while may_admit and budget > 0 and loop.partial is None and loop.admissible(len(step.chunks)):
+            budget -= self._take(loop, chunks, job, budget)
+        while may_admit and budget > 0 and loop.partial is None and loop.admissible(len(chunks)):
             job = loop.admit()
-            budget -= self._take(loop, step, job, budget)
-        return step
+            budget -= self._take(loop, chunks, job, budget)
+        return _step(chunks, decode=decoding > 0)
 
     @staticmethod
-    def _take(loop: LoopState, step: Step, job: Job, budget: int) -> int:
+    def _take(loop: LoopState, chunks: list[JobChunk], job: Job, budget: int) -> int:
         """Give `job` what it needs of the budget; it stays or becomes partial if that is not all."""
         tokens = min(job.context - job.computed, budget)
-        step.chunks.append((job, tokens, job.computed))
+        chunks.append((job, tokens, job.computed))
         loop.partial = job if job.computed + tokens < job.context else None
         return tokens
 
@@ -237,14 +250,20 @@ class Chunked:
 
 def _decodes_ready(loop: LoopState) -> bool:
     """Do step 1 of section 6 where there is something to decode; return whether prompts may be admitted."""
-    if len(loop.running) or loop.preempted:
+    if loop.running.members or loop.preempted:
         return loop.prepare_decode()
     return True
 
 
 def _decode_step(loop: LoopState) -> Step:
     _decodes_ready(loop)
-    return Step(decode=len(loop.running) > 0)
+    return DECODE if loop.running.members else IDLE
+
+
+def _step(chunks: Sequence[JobChunk], *, decode: bool) -> Step:
+    if chunks:
+        return Step(chunks, decode=decode)
+    return DECODE if decode else IDLE
 
 
 def scheduling_policy(policy: Policy, token_budget: int | None) -> SchedulingPolicy:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dsim.cruise import Cruise
 from dsim.job import Job
@@ -99,6 +101,23 @@ class Gaps:
         self.gap_s.append(gap_s)
         self.weight.append(weight)
 
+    def clear(self) -> None:
+        """Forget all of them."""
+        for name in self.__slots__:
+            del getattr(self, name)[:]
+
+    def expanded(self) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+        """Return every gap and how often it occurred, each shape (n,), runs step by step."""
+        values = [np.array(self.gap_s, dtype=np.float64)]
+        weights = [np.array(self.weight, dtype=np.int64)]
+        steps = np.array(self.run_steps, dtype=np.int64)
+        if len(steps):
+            place = np.arange(int(steps.sum())) - np.repeat(np.cumsum(steps) - steps, steps)
+            first_s, growth_s = np.array(self.run_first_s), np.array(self.run_growth_s)
+            values.append(np.repeat(first_s, steps) + place * np.repeat(growth_s, steps))
+            weights.append(np.repeat(np.array(self.run_weight, dtype=np.int64), steps))
+        return np.concatenate(values), np.concatenate(weights)
+
     def add_run(self, first_s: float, growth_s: float, steps: int, weight: int) -> None:
         """Add the gaps first, first + growth, ... of `weight` requests each."""
         self.run_first_s.append(first_s)
@@ -117,7 +136,10 @@ class Gaps:
 
 
 class Recorder:
-    """Columns of the requests seen so far, and whether the run may stop."""
+    """Columns of the requests seen so far, and whether the run may stop.
+
+    A request has the row of its number; recorders that keep no rows of requests that are done give rows again.
+    """
 
     def __init__(self, window: Window, *, track_itl: bool, log_steps: bool) -> None:
         nan = array("d")
@@ -144,22 +166,38 @@ class Recorder:
         self.arrived = 0
         self.done = False
         self.stopped_early = False
+        self._counts = window.counted is not None
         self._first = window.warmup
         self._last = math.inf if window.counted is None else window.warmup + window.counted
         self._left = math.inf if window.counted is None else window.counted
-        self._slo = window.stop_slo
+        #: Limits whose misses may end the run, if any.
+        self.stop_slo = window.stop_slo
         self._max_misses = window.max_misses
         self._misses_per_request = window.misses_per_request
         self._misses = 0
         self._reached = self._first
 
-    def extend(self, block: Trace) -> None:
-        """Append the rows of requests that will arrive in this order."""
-        self.arrival_s.frombytes(block.arrival_s.astype(np.float64).tobytes())
-        self.prompt_tokens.frombytes(block.prompt_tokens.astype(np.int64).tobytes())
-        self.output_tokens.frombytes(block.output_tokens.astype(np.int64).tobytes())
-        self.cached_prompt_tokens.frombytes(block.cached_prompt_tokens.astype(np.int64).tobytes())
-        rows = len(block)
+    def enter(self, block: Trace) -> Sequence[int]:
+        """Take in requests that will arrive next, in this order; return their rows."""
+        first = len(self.arrival_s)
+        self.arrival_s.frombytes(block.arrival_s.astype(np.float64, copy=False).tobytes())
+        self.prompt_tokens.frombytes(block.prompt_tokens.astype(np.int64, copy=False).tobytes())
+        self.output_tokens.frombytes(block.output_tokens.astype(np.int64, copy=False).tobytes())
+        self.cached_prompt_tokens.frombytes(block.cached_prompt_tokens.astype(np.int64, copy=False).tobytes())
+        self._extend(len(block))
+        return range(first, first + len(block))
+
+    def enter_one(self, arrival_s: float, prompt_tokens: int, output_tokens: int) -> int:
+        """Take in a request that arrives now; return its row."""
+        self.arrival_s.append(arrival_s)
+        self.prompt_tokens.append(prompt_tokens)
+        self.output_tokens.append(output_tokens)
+        self.cached_prompt_tokens.append(0)
+        self._extend(1)
+        return len(self.arrival_s) - 1
+
+    def _extend(self, rows: int) -> None:
+        """Append rows to the columns that say what happened: nothing yet."""
         nan = array("d", [math.nan]) * rows
         for name in TIME_COLUMNS[1:]:
             getattr(self, name).extend(nan)
@@ -169,47 +207,34 @@ class Recorder:
         self.preemptions.extend(array("i", [0]) * rows)
         self.rejected.extend(array("b", [0]) * rows)
 
-    def append(self, job: Job, arrival_s: float) -> None:
-        """Append one request, which arrives now."""
-        self.arrival_s.append(arrival_s)
-        self.prompt_tokens.append(job.prompt)
-        self.output_tokens.append(job.output)
-        self.cached_prompt_tokens.append(job.cached)
-        for name in TIME_COLUMNS[1:]:
-            getattr(self, name).append(math.nan)
-        self.prefill_instance.append(-1)
-        self.decode_instance.append(-1)
-        self.preemptions.append(0)
-        self.rejected.append(0)
-        self.arrived += 1
-
     def reject(self, job: Job) -> None:
         """Record that a request can never fit."""
-        self.rejected[job.index] = 1
+        self.rejected[job.row] = 1
         self._miss(job)
         self._finished(job.index)
 
     def first_token(self, job: Job, now_s: float) -> None:
         """Record token 1."""
-        index = job.index
-        self.first_token_s[index] = now_s
+        row = job.row
+        self.first_token_s[row] = now_s
         job.last_token_s = now_s
-        slo = self._slo
-        if slo is not None and now_s - self.arrival_s[index] > slo.ttft_s:
+        slo = self.stop_slo
+        if slo is not None and now_s - self.arrival_s[row] > slo.ttft_s:
             self._miss(job)
 
     def finish(self, job: Job, now_s: float) -> None:
         """Record the last token."""
-        index = job.index
-        self.last_token_s[index] = now_s
-        slo = self._slo
+        row = job.row
+        self.last_token_s[row] = now_s
+        slo = self.stop_slo
         if slo is not None and not job.missed:
             later = job.output - 1
-            if (later and (now_s - self.first_token_s[index]) / later > slo.tpot_s) or (
-                now_s - self.arrival_s[index] > slo.e2e_s
+            if (later and (now_s - self.first_token_s[row]) / later > slo.tpot_s) or (
+                now_s - self.arrival_s[row] > slo.e2e_s
             ):
                 self._miss(job)
-        self._finished(index)
+        if self._counts:
+            self._finished(job.index)
 
     def _miss(self, job: Job) -> None:
         if job.missed or not self._first <= job.index < self._last:

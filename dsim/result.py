@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +22,10 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from dsim.deployment import Deployment
+
+
+#: Values of some requests, by name of the recorder's column.
+Columns = Mapping[str, NDArray[Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,11 +93,6 @@ class Result:
             columns[name] = np.array(getattr(recorder, name)[:n], dtype=np.int64)
         columns["rejected"] = columns["rejected"].astype(bool)
         stop = n if window.counted is None else min(n, window.warmup + window.counted)
-        elapsed_s = float(deployment.clock.now)
-        utilization = {
-            role: sum(values) / len(values) / elapsed_s if elapsed_s > 0 else 0.0
-            for role, values in deployment.busy_s().items()
-        }
         return cls(
             placement=placement,
             profiles={pool.role: profiles[pool.role] for pool in placement.pools},
@@ -105,17 +104,21 @@ class Result:
             gaps=recorder.gaps,
             steps=recorder.steps,
             kv=recorder.kv,
-            utilization=utilization,
+            utilization=utilization_of(deployment),
             kv_peak=deployment.kv_peak(),
             kv_blocks=deployment.kv_blocks(),
             events=deployment.clock.scheduled(),
             stopped_early=recorder.stopped_early,
             drained=not recorder.done,
-            elapsed_s=elapsed_s,
+            elapsed_s=deployment.clock.now_s,
         )
 
     def __len__(self) -> int:
         return int(self.counted.stop - self.counted.start)
+
+    @property
+    def _own(self) -> dict[str, NDArray[Any]]:
+        return {name: values[self.counted] for name, values in self.columns.items()}
 
     def column(self, name: str) -> NDArray[Any]:
         """Return one column of the counted requests, shape (n,)."""
@@ -124,48 +127,35 @@ class Result:
     @property
     def ttft_s(self) -> NDArray[np.float64]:
         """Time to first token of the counted requests, seconds; NaN where rejected or unfinished."""
-        seconds: NDArray[np.float64] = self.column("first_token_s") - self.column("arrival_s")
-        return seconds
+        return first_token_s(self._own)
 
     @property
     def tpot_s(self) -> NDArray[np.float64]:
         """Time per output token of the counted requests, seconds; NaN for one-token outputs and unfinished ones."""
-        later = (self.column("output_tokens") - 1).astype(np.float64)
-        later[later == 0] = np.nan
-        seconds: NDArray[np.float64] = (self.column("last_token_s") - self.column("first_token_s")) / later
-        return seconds
+        return per_token_s(self._own)
 
     @property
     def e2e_s(self) -> NDArray[np.float64]:
         """Time from arrival to the last token of the counted requests, seconds; NaN where unfinished."""
-        seconds: NDArray[np.float64] = self.column("last_token_s") - self.column("arrival_s")
-        return seconds
+        return end_to_end_s(self._own)
 
     def met_ttft(self, slo: Slo) -> NDArray[np.bool_]:
         """Whether each counted request met the TTFT limit."""
-        return self.ttft_s <= slo.ttft_s
+        return met_limits(self._own, slo, self.phase)[1]
 
     def met_tpot(self, slo: Slo) -> NDArray[np.bool_]:
         """Whether each counted request met the TPOT limit; one-token outputs did when they finished."""
-        single = (self.column("output_tokens") == 1) & ~np.isnan(self.column("last_token_s"))
-        met: NDArray[np.bool_] = (self.tpot_s <= slo.tpot_s) | single
-        return met
+        return met_limits(self._own, slo, self.phase)[2]
 
     def met(self, slo: Slo) -> NDArray[np.bool_]:
         """Whether each counted request met every limit; unfinished and rejected ones did not."""
-        if self.phase is Role.PREFILL:
-            return self.met_ttft(slo)
-        if self.phase is Role.DECODE:
-            return self.met_tpot(slo)
-        return self.met_ttft(slo) & self.met_tpot(slo) & (self.e2e_s <= slo.e2e_s)
+        return met_limits(self._own, slo, self.phase)[0]
 
     def attainment(self, slo: Slo) -> Attainment:
         """Shares of the counted requests that met the limits; NaN without any request."""
         if not len(self):
             return Attainment(math.nan, math.nan, math.nan)
-        return Attainment(
-            float(np.mean(self.met(slo))), float(np.mean(self.met_ttft(slo))), float(np.mean(self.met_tpot(slo)))
-        )
+        return Attainment(*(float(np.mean(met)) for met in met_limits(self._own, slo, self.phase)))
 
     @property
     def saturation(self) -> Saturation:
@@ -214,20 +204,13 @@ class Result:
 
         Which parts precede the first token depends on the handover: `first_token_after` names the last one that does.
         """
-        queue = self.column("prefill_start_s") - self.column("arrival_s")
-        parts = {"queue": _mean(queue)}
-        parts["prefill"] = _mean(self.column("prefill_end_s") - self.column("prefill_start_s"))
-        if not self.placement.is_colocated:
-            parts["transfer"] = _mean(self.column("transfer_end_s") - self.column("prefill_end_s"))
-            parts["decode_admission"] = _mean(self.column("decode_start_s") - self.column("transfer_end_s"))
-        return parts
+        parts = parts_s(self._own, colocated=self.placement.is_colocated)
+        return {name: _mean(seconds) for name, seconds in parts.items()}
 
     @property
     def first_token_after(self) -> str:
         """The last of the parts of `ttft_parts_s` that the first token waits for."""
-        if self.placement.is_colocated:
-            return "prefill"
-        return self.profiles[Role.DECODE].handover.first_token_from.last_part
+        return first_token_after(self.placement, self.profiles)
 
     def itl(self) -> Distribution:
         """Gaps between successive tokens of all requests, seconds; NaN if they were not tracked."""
@@ -249,21 +232,11 @@ class Result:
             "good_throughput_per_s": self.good_throughput_per_s(slo),
             "saturation": self.saturation.value,
             "ttft_parts_s": self.ttft_parts_s(),
-            "first_token_after": self.first_token_after,
-            "utilization": {role.name.lower(): share for role, share in self.utilization.items()},
-            "kv_peak": {role.name.lower(): share for role, share in self.kv_peak.items()},
-            "kv_blocks": {role.name.lower(): blocks for role, blocks in self.kv_blocks.items()},
-            "preemptions": int(self.columns["preemptions"].sum()),
-            "rejected": int(np.count_nonzero(self.column("rejected"))),
-            "placement": str(self.placement),
-            "num_gpus": self.placement.num_gpus,
-            "seed": self.options.seed,
-            "options": {
-                "prefill_routing": self.options.prefill_routing.value,
-                "decode_routing": self.options.decode_routing.value,
-                "prefill_token_limit": self.options.prefill_token_limit,
-            },
-            "version": __version__,
+            **summary_of_run(
+                self,
+                preemptions=int(self.columns["preemptions"].sum()),
+                rejected=int(np.count_nonzero(self.column("rejected"))),
+            ),
         }
 
     def to_frame(self) -> pd.DataFrame:
@@ -286,6 +259,125 @@ class Result:
         frame = pd.DataFrame(dict(self.columns), index=rows)
         frame["counted"] = (rows >= self.counted.start) & (rows < self.counted.stop)
         return frame
+
+
+class Run(Protocol):
+    """What every run says, whether or not its requests were kept."""
+
+    @property
+    def placement(self) -> Placement:
+        """What was simulated."""
+        ...
+
+    @property
+    def profiles(self) -> Mapping[Role, Profile]:
+        """With which numbers, by role."""
+        ...
+
+    @property
+    def options(self) -> Options:
+        """Choices of the run."""
+        ...
+
+    @property
+    def utilization(self) -> Mapping[Role, float]:
+        """Share of the time that driver and first stage were busy, by role."""
+        ...
+
+    @property
+    def kv_peak(self) -> Mapping[Role, float]:
+        """Largest share of one instance's KV cache ever taken, by role."""
+        ...
+
+    @property
+    def kv_blocks(self) -> Mapping[Role, int]:
+        """KV blocks of one instance, by role."""
+        ...
+
+
+def summary_of_run(run: Run, *, preemptions: int, rejected: int) -> dict[str, Any]:
+    """Return the part of the summary that is not about times of requests."""
+    options = run.options
+    return {
+        "first_token_after": first_token_after(run.placement, run.profiles),
+        "utilization": {role.name.lower(): share for role, share in run.utilization.items()},
+        "kv_peak": {role.name.lower(): share for role, share in run.kv_peak.items()},
+        "kv_blocks": {role.name.lower(): blocks for role, blocks in run.kv_blocks.items()},
+        "preemptions": preemptions,
+        "rejected": rejected,
+        "placement": str(run.placement),
+        "num_gpus": run.placement.num_gpus,
+        "seed": options.seed,
+        "options": {
+            "prefill_routing": options.prefill_routing.value,
+            "decode_routing": options.decode_routing.value,
+            "prefill_token_limit": options.prefill_token_limit,
+        },
+        "version": __version__,
+    }
+
+
+def first_token_after(placement: Placement, profiles: Mapping[Role, Profile]) -> str:
+    """Return the last of the parts of a request's way that its first token waits for."""
+    if placement.is_colocated:
+        return "prefill"
+    return profiles[Role.DECODE].handover.first_token_from.last_part
+
+
+def utilization_of(deployment: Deployment) -> dict[Role, float]:
+    """Return the share of the time up to now that driver and first stage were busy, mean over a pool."""
+    elapsed_s = deployment.clock.now_s
+    return {
+        role: sum(values) / len(values) / elapsed_s if elapsed_s > 0 else 0.0
+        for role, values in deployment.busy_s().items()
+    }
+
+
+# Of requests as columns
+
+
+def first_token_s(columns: Columns) -> NDArray[np.float64]:
+    """Return TTFT, seconds, shape (n,); NaN where rejected or unfinished."""
+    seconds: NDArray[np.float64] = columns["first_token_s"] - columns["arrival_s"]
+    return seconds
+
+
+def per_token_s(columns: Columns) -> NDArray[np.float64]:
+    """Return TPOT, seconds, shape (n,); NaN for one-token outputs and unfinished ones."""
+    later = (columns["output_tokens"] - 1).astype(np.float64)
+    later[later == 0] = np.nan
+    seconds: NDArray[np.float64] = (columns["last_token_s"] - columns["first_token_s"]) / later
+    return seconds
+
+
+def end_to_end_s(columns: Columns) -> NDArray[np.float64]:
+    """Return E2E, seconds, shape (n,); NaN where unfinished."""
+    seconds: NDArray[np.float64] = columns["last_token_s"] - columns["arrival_s"]
+    return seconds
+
+
+def met_limits(columns: Columns, slo: Slo, phase: Role | None) -> tuple[NDArray[np.bool_], ...]:
+    """Return whether each request met every limit of what was simulated, the TTFT limit, and the TPOT limit."""
+    ttft = first_token_s(columns) <= slo.ttft_s
+    single = (columns["output_tokens"] == 1) & ~np.isnan(columns["last_token_s"])
+    tpot = (per_token_s(columns) <= slo.tpot_s) | single
+    if phase is Role.PREFILL:
+        return ttft, ttft, tpot
+    if phase is Role.DECODE:
+        return tpot, ttft, tpot
+    return ttft & tpot & (end_to_end_s(columns) <= slo.e2e_s), ttft, tpot
+
+
+def parts_s(columns: Columns, *, colocated: bool) -> dict[str, NDArray[np.float64]]:
+    """Return the parts of each request's way to its first decode launch, seconds; NaN where it did not get there."""
+    parts = {
+        "queue": columns["prefill_start_s"] - columns["arrival_s"],
+        "prefill": columns["prefill_end_s"] - columns["prefill_start_s"],
+    }
+    if not colocated:
+        parts["transfer"] = columns["transfer_end_s"] - columns["prefill_end_s"]
+        parts["decode_admission"] = columns["decode_start_s"] - columns["transfer_end_s"]
+    return parts
 
 
 def _mean(values: NDArray[np.float64]) -> float:

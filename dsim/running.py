@@ -23,6 +23,7 @@ class RunningBatch:
 
     __slots__ = (
         "_finish",
+        "block_tokens",
         "context",
         "due",
         "fresh",
@@ -42,6 +43,7 @@ class RunningBatch:
 
     def __init__(self, kv: KvCache, index: int = 0) -> None:
         self.kv = kv
+        self.block_tokens = kv.block_tokens
         self.index = index
         #: In order of joining.
         self.members: dict[Job, None] = {}
@@ -77,7 +79,8 @@ class RunningBatch:
         Args:
             covered: its blocks for that context are taken already; otherwise for one token less.
         """
-        launch, size = self.launched + 1, self.kv.block_tokens
+        launched, size = self.launched, self.block_tokens
+        launch = launched + 1
         slot = (launch - context + 1) % size
         job.joined_context = context
         job.joined_launch = launch
@@ -87,9 +90,8 @@ class RunningBatch:
             self.fresh_due += 1
         self.fresh.append(job)
         self.fresh_context += context
-        finish = self.launched + job.output - job.produced
-        job.ticket += 1
-        heappush(self._finish, (finish, job.index, job.ticket, job))
+        ticket = job.ticket = job.ticket + 1
+        heappush(self._finish, (launched + job.output - job.produced, job.index, ticket, job))
         self.members[job] = None
 
     def join_recompute(self, job: Job) -> None:
@@ -111,7 +113,7 @@ class RunningBatch:
 
     def growth(self) -> int:
         """Blocks that the next launch needs beyond those taken."""
-        return self.due[(self.launched + 1) % self.kv.block_tokens] - self.fresh_due - self.reserved
+        return self.due[(self.launched + 1) % self.block_tokens] - self.fresh_due - self.reserved
 
     def reserve(self) -> None:
         """Take the blocks that the next launch needs, before others are given any."""
@@ -155,14 +157,15 @@ class RunningBatch:
 
     def launch(self) -> None:
         """Begin the next launch: fresh members take part, blocks that fall due are taken."""
-        growth = self.growth()
+        launch = self.launched = self.launched + 1
+        growth = self.due[launch % self.block_tokens] - self.fresh_due - self.reserved
         if growth:
             self.kv.take(growth)
-        self.launched += 1
         self.reserved = 0
-        if self.fresh:
-            self.newcomers = self.fresh
-            self.requests += len(self.fresh)
+        fresh = self.fresh
+        if fresh:
+            self.newcomers = fresh
+            self.requests += len(fresh)
             self.context += self.fresh_context
             self.fresh = []
             self.fresh_context = self.fresh_due = 0
@@ -170,9 +173,11 @@ class RunningBatch:
     def next_finish(self) -> int:
         """Return the number of the launch at whose end the first member finishes."""
         heap = self._finish
-        while heap[0][2] != heap[0][3].ticket:
+        finish, _, ticket, job = heap[0]
+        while ticket != job.ticket:
             heappop(heap)
-        return heap[0][0]
+            finish, _, ticket, job = heap[0]
+        return finish
 
     def steps_to_finish(self) -> int:
         """Steps until the first member finishes, the launch in flight included; at least 1."""
@@ -180,7 +185,7 @@ class RunningBatch:
 
     def steps_in_memory(self, steps: int) -> int:
         """Of `steps` launches, the one in flight first, how many find their blocks; at least 1."""
-        free, size = self.kv.free, self.kv.block_tokens
+        free, size = self.kv.free, self.block_tokens
         later = steps - 1
         if (later // size + 1) * self.requests <= free:
             return steps
@@ -197,16 +202,16 @@ class RunningBatch:
         """Move the launch in flight `steps` launches on, all earlier ones completed; their blocks were checked."""
         if not steps:
             return
-        size = self.kv.block_tokens
-        whole, part = divmod(steps, size)
-        need = whole * self.requests
-        due, launch = self.due, self.launched
-        for ahead in range(1, part + 1):
-            need += due[(launch + ahead) % size]
+        size, due, launched, requests = self.block_tokens, self.due, self.launched, self.requests
+        need = steps // size * requests
+        # The slots of the launches beyond whole rounds, from `first` on and round the end.
+        first = (launched + 1) % size
+        last = first + steps % size
+        need += sum(due[first:last]) if last <= size else sum(due[first:]) + sum(due[: last - size])
         if need:
             self.kv.take(need)
-        self.launched += steps
-        self.context += steps * self.requests
+        self.launched = launched + steps
+        self.context += steps * requests
 
     def close_gaps(self, end_s: float, gaps: Gaps | None) -> None:
         """Account for the gaps between tokens that the end of one step closes."""
@@ -222,29 +227,32 @@ class RunningBatch:
             self.newcomers = []
         self.last_end_s = end_s
 
-    def run_on(self, course: Cruise, steps: int, gaps: Gaps | None) -> None:
-        """Move on to step number `steps` of a cruise; the gaps of its first step are closed already."""
+    def run_on(self, course: Cruise, steps: int, end_s: float, gaps: Gaps | None) -> None:
+        """Move on to step number `steps` of a cruise, which ends at `end_s`; the gaps of its first one are closed."""
         if steps > 1:
             if gaps is not None:
                 gaps.add_course(course, steps, self.requests)
             self.advance(steps - 1)
-            self.last_end_s = course.end_s(steps)
+            self.last_end_s = end_s
 
     def complete(self) -> list[Job]:
         """End the launch in flight; remove and return the members that have finished, their blocks freed."""
         self.context += self.requests
-        heap, launched, size = self._finish, self.launched, self.kv.block_tokens
+        heap, launched = self._finish, self.launched
         finished: list[Job] = []
+        if not heap or heap[0][0] > launched:
+            return finished
+        size, due, members, kv = self.block_tokens, self.due, self.members, self.kv
         while heap and heap[0][0] <= launched:
             _, _, ticket, job = heappop(heap)
             if ticket != job.ticket:
                 continue
             finished.append(job)
             tokens = job.prompt + job.output
-            del self.members[job]
-            self.due[(job.joined_launch - job.joined_context + 1) % size] -= 1
+            del members[job]
+            due[(job.joined_launch - job.joined_context + 1) % size] -= 1
             self.requests -= 1
             self.context -= tokens
-            self.kv.release(num_blocks(tokens - 1, size))
+            kv.release((tokens + size - 2) // size)
             job.produced = job.output
         return finished

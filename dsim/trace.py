@@ -56,9 +56,11 @@ class Trace:
 
     def first(self, rows: int) -> Trace:
         """Return the first requests."""
+        return self.part(0, rows)
+
+    def part(self, start: int, stop: int) -> Trace:
+        """Return the requests from row `start` on, `stop` not included."""
+        rows = slice(start, stop)
         return Trace(
-            self.arrival_s[:rows],
-            self.prompt_tokens[:rows],
-            self.output_tokens[:rows],
-            self.cached_prompt_tokens[:rows],
+            self.arrival_s[rows], self.prompt_tokens[rows], self.output_tokens[rows], self.cached_prompt_tokens[rows]
         )

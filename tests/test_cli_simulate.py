@@ -300,6 +300,33 @@ def test_no_partial_files_when_writing_fails(cli: Cli, tmp_path: Path, monkeypat
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize("traffic", [["--rate", "2"], ["--rate", "2", "--finite"], ["--closed-loop", "4"]])
+def test_aggregates_say_what_the_requests_would(cli: Cli, traffic: list[str]) -> None:
+    arguments = [*DISAGGREGATED, *traffic, "-n", "200", "--warmup", "20", "--slo", "ttft=0.1,tpot=0.05"]
+    found, expected = summary(cli, *arguments, "--aggregate"), summary(cli, *arguments)
+    assert found.pop("percentile_error") == 0.001
+    assert list(found) == list(expected)
+    for key in ("num_requests", "attainment", "throughput_per_s", "good_throughput_per_s", "traffic", "preemptions"):
+        assert found[key] == expected[key], key
+    for key in ("ttft_s", "tpot_s", "itl_s", "e2e_s"):
+        assert found[key] == pytest.approx(expected[key], rel=0.001)
+    assert "percentiles within 0.1%" in cli(*arguments, "--aggregate").out
+
+
+def test_aggregates_leave_no_requests(cli: Cli, tmp_path: Path) -> None:
+    folder = tmp_path / "out"
+    run = cli(*DISAGGREGATED, *SHORT, "--aggregate", "-o", str(folder))
+    assert run.code == 0
+    assert run.err == f"wrote summary.json, config.yaml to {folder}\n"
+    assert sorted(path.name for path in folder.iterdir()) == ["config.yaml", "summary.json"]
+    again = cli("simulate", "-c", str(folder / "config.yaml"), "--format", "json")
+    assert again.out == (folder / "summary.json").read_text()
+    for option in ("--step-log", "--check"):
+        error = cli.refused(*DISAGGREGATED, *SHORT, "--aggregate", option, "-o", str(tmp_path / "no"))
+        hint = "leave it or --aggregate out"
+        assert error == f"{option}: needs every request, of which --aggregate keeps none; {hint}"
+
+
 def test_a_dry_run_checks_everything_and_does_nothing(
     cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

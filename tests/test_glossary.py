@@ -33,6 +33,7 @@ DOCS = Path(__file__).parents[1] / "docs"
 
 #: Modules whose dataclasses and enums users meet.
 PUBLIC = {
+    "dsim.aggregates",
     "dsim.contract",
     "dsim.gpu",
     "dsim.latency",

@@ -49,6 +49,7 @@ from dsim.pools import Placement, Policy, Role
 from dsim.slo import Slo, parse_slo
 
 if TYPE_CHECKING:
+    from dsim.aggregates import Aggregates
     from dsim.profile import Profile
     from dsim.result import Result
     from dsim.trace import Trace
@@ -157,6 +158,13 @@ def simulate(
         bool,
         typer.Option("--step-log", help="Also write every batch and all KV use, to steps.csv and kv.csv; needs -o."),
     ] = False,
+    aggregate: Annotated[
+        bool,
+        typer.Option(
+            "--aggregate",
+            help="Keep statistics only: memory does not grow with the requests; percentiles are within 0.1 %.",
+        ),
+    ] = False,
     seed: Seed = 0,
     output_format: FormatOption = Format.TABLE,
     output_dir: OutputDirectory = None,
@@ -168,6 +176,7 @@ def simulate(
     no_color: NoColor = False,
 ) -> int:
     """Simulate one placement under one workload and print its latencies."""
+    from dsim.aggregates import Aggregates
     from profiles.choice import Variant, choose_profile
     from profiles.mixed import Wanted
 
@@ -200,6 +209,7 @@ def simulate(
             turnaround=turnaround,
             stagger=stagger,
             skip_first_wave=skip_first_wave,
+            aggregate=aggregate,
         ),
         used,
         seed=seed,
@@ -213,9 +223,14 @@ def simulate(
         check=check,
         extrapolate=extrapolate,
     )
+    for option, given in (("--step-log", step_log), ("--check", check)):
+        if aggregate and given:
+            hint = "leave it or --aggregate out"
+            raise InputError(option, "needs every request, of which --aggregate keeps none", hint=hint)
     if step_log and output_dir is None:
         raise InputError("--step-log", "needs a place to write to", hint="add --output-dir DIR")
-    names = ["summary.json", "requests.csv", "config.yaml", *(_LOG_FILES if step_log else [])]
+    of_requests = [] if aggregate else ["requests.csv"]
+    names = ["summary.json", *of_requests, "config.yaml", *(_LOG_FILES if step_log else [])]
     if output_dir is not None:
         from dsim.cli.output import OutputFolder
 
@@ -235,18 +250,16 @@ def simulate(
     if dry_run:
         _print_plan(asked, output_format=output_format, files=names if output_dir is not None else [])
         return 0
-    result = _simulated(asked, options)
+    result = _simulated(asked, options, aggregate=aggregate)
     summary = _summary(asked, result)
     if output_dir is not None:
         from dsim.cli.output import to_json
 
-        files = {
-            "summary.json": to_json(summary),
-            "requests.csv": result.to_frame().to_csv(index_label="request", lineterminator="\n"),
-            "config.yaml": rerun_text(context),
-        }
-        if step_log:
-            files |= _log_files(result)
+        files = {"summary.json": to_json(summary), "config.yaml": rerun_text(context)}
+        if not isinstance(result, Aggregates):
+            files["requests.csv"] = result.to_frame().to_csv(index_label="request", lineterminator="\n")
+            if step_log:
+                files |= _log_files(result)
         folder.write(files)
     _print(asked, result, summary, output_format=output_format, no_color=no_color)
     if output_dir is not None:
@@ -271,6 +284,7 @@ class _Asked:
     turnaround: str | None
     stagger: str | None
     skip_first_wave: bool
+    aggregate: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,6 +295,7 @@ class _Traffic:
     window: Window
     label: str
     described: dict[str, Any]
+    num_requests: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -442,7 +457,9 @@ def _generated(asked: _Asked, profile: Profile, *, seed: int) -> _Traffic:
     warmup = asked.warmup if asked.warmup is not None else 0 if asked.finite else DEFAULT_WARMUP
     draw = {"seed": seed, "context_tokens": profile.model.context_tokens}
     source: Trace | Iterator[Trace]
-    if asked.finite:
+    if asked.finite and asked.aggregate:
+        source = workload.finite(num_requests=warmup + counted, rate_per_s=rate, **draw)
+    elif asked.finite:
         source = workload.trace(num_requests=warmup + counted, rate_per_s=rate, **draw)
     else:
         source = workload.steady(num_requests=warmup + counted, rate_per_s=rate, **draw)
@@ -463,15 +480,27 @@ def _generated(asked: _Asked, profile: Profile, *, seed: int) -> _Traffic:
             "warmup": warmup,
             "requests": counted,
         },
+        warmup + counted if asked.finite else None,
     )
 
 
-def _simulated(asked: _Run, options: Options) -> Result:
+def _simulated(asked: _Run, options: Options, *, aggregate: bool) -> Result | Aggregates:
+    from dsim.simulate import aggregate as add_up
     from dsim.simulate import simulate as run
 
+    placement, profiles, traffic = asked.placement, asked.profiles, asked.traffic
+    source, window = traffic.source, traffic.window
     try:
-        return run(
-            asked.placement, asked.traffic.source, profiles=asked.profiles, options=options, window=asked.traffic.window
+        if not aggregate:
+            return run(placement, source, profiles=profiles, options=options, window=window)
+        return add_up(
+            placement,
+            source,
+            profiles=profiles,
+            slo=asked.slo,
+            options=options,
+            window=window,
+            num_requests=traffic.num_requests,
         )
     except InfeasiblePlacementError as error:
         raise _cannot_run(str(asked.placement), error.reasons) from None
@@ -504,8 +533,10 @@ def _described(asked: _Run) -> dict[str, Any]:
     }
 
 
-def _summary(asked: _Run, result: Result) -> dict[str, Any]:
-    summary = result.summary(asked.slo or Slo())
+def _summary(asked: _Run, result: Result | Aggregates) -> dict[str, Any]:
+    from dsim.aggregates import Aggregates
+
+    summary = result.summary() if isinstance(result, Aggregates) else result.summary(asked.slo or Slo())
     if asked.slo is None:
         summary["attainment"] = summary["good_throughput_per_s"] = None
     return {**summary, **_described(asked), "kv_source": kv_sources(result.profiles, asked.placement)}
@@ -528,7 +559,14 @@ def _what(asked: _Run) -> str:
     return f"{asked.placement.label} on {number_of(asked.placement.num_gpus, 'GPU')}: {asked.traffic.label}"
 
 
-def _print(asked: _Run, result: Result, summary: dict[str, Any], *, output_format: Format, no_color: bool) -> None:
+def _print(
+    asked: _Run,
+    result: Result | Aggregates,
+    summary: dict[str, Any],
+    *,
+    output_format: Format,
+    no_color: bool,
+) -> None:
     from dsim.cli.output import emit, show, to_csv, to_json, use_color
 
     if output_format is Format.JSON:
@@ -543,6 +581,8 @@ def _print(asked: _Run, result: Result, summary: dict[str, Any], *, output_forma
         if asked.extrapolate:
             lines.append("extrapolated: steps may lie outside the range that the profile was measured on")
         lines += range_remarks(result.profiles, [result.placement])
+        if "percentile_error" in summary:
+            lines.append(f"percentiles within {summary['percentile_error']:.1%}: only aggregates were kept")
         show("\n".join(lines), *run_parts(result, summary, asked.slo), color=use_color(no_color=no_color))
 
 

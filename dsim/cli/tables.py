@@ -12,7 +12,7 @@ from dsim.cli.output import Table
 from dsim.pools import Role
 
 if TYPE_CHECKING:
-    from dsim.result import Result
+    from dsim.result import Run
     from dsim.slo import Slo
     from placement.result import SearchResult, Trial
     from placement.statistics import Interval
@@ -32,7 +32,7 @@ _SATURATION = {
 }
 
 
-def run_parts(result: Result, summary: dict[str, Any], slo: Slo | None) -> list[Table | str]:
+def run_parts(result: Run, summary: dict[str, Any], slo: Slo | None) -> list[Table | str]:
     """Return the parts of the report, in order."""
     latencies = Table(["<", *_STATISTICS])
     for name, key in (("TTFT ms", "ttft_s"), ("TPOT ms", "tpot_s"), ("ITL ms", "itl_s"), ("E2E ms", "e2e_s")):
@@ -81,7 +81,7 @@ def _way(names: list[str], first_token_after: str) -> tuple[list[str], str]:
     return headings, " (in brackets: after the first token)" if len(before) < len(names) else ""
 
 
-def _pools(result: Result) -> Table:
+def _pools(result: Run) -> Table:
     table = Table(["<pool", "instances", "GPUs", "busy", "KV peak", "KV blocks each", "<from"])
     for pool in result.placement.pools:
         role = pool.role
@@ -99,7 +99,7 @@ def _pools(result: Result) -> Table:
     return table
 
 
-def _kv(result: Result) -> list[str]:
+def _kv(result: Run) -> list[str]:
     """Return why the KV caches have the blocks they have, where the profile says it."""
     reasons = kv_reasons(result.profiles, result.placement)
     return ["\n".join(reasons)] if reasons else []

@@ -88,6 +88,26 @@ class Workload:
         most = (1 + _MOST_LATER) * num_requests + _BLOCK
         return itertools.islice(blocks, -(-most // _BLOCK))
 
+    def finite(
+        self, *, num_requests: int, seed: int, context_tokens: int, rate_per_s: float | None = None
+    ) -> Iterator[Trace]:
+        """Yield the requests of `trace` block by block, which takes no memory for those to come.
+
+        Raises:
+            InputError: as `trace` does, at once.
+        """
+        draw = {"seed": seed, "context_tokens": context_tokens}
+        self.trace(num_requests=1, rate_per_s=rate_per_s, **draw)
+        return self._first(num_requests, self.blocks(rate_per_s=rate_per_s, block=_BLOCK, **draw))
+
+    @staticmethod
+    def _first(num_requests: int, blocks: Iterator[Trace]) -> Iterator[Trace]:
+        left = num_requests
+        while left > 0:
+            block = next(blocks).first(left)
+            left -= len(block)
+            yield block
+
     def mean_tokens(self, *, context_tokens: int) -> MeanTokens:
         """Return the mean lengths of a request."""
         return self.lengths.mean_tokens(context_tokens=context_tokens)

@@ -1,8 +1,8 @@
 """CPU seconds of simulations: pytest tests/benchmarks --benchmark-enable.
 
-The clock is CPU time of this process; nothing is asserted about it. `-k million` picks the one that counts, `-k 'not
-million'` those that take seconds. Memory is the largest resident set of the process so far, so run the million alone
-to know its own.
+The clock is CPU time of this process; nothing is asserted about it. `-k million` picks those that take long (`-k
+a_million`, `-k ten_million`: one of them), `-k 'not million'` those that take seconds. Memory is the largest resident
+set of the process so far, so run each million alone to know its own.
 """
 
 from __future__ import annotations
@@ -14,11 +14,12 @@ import time
 import pytest
 from pytest_benchmark.fixture import BenchmarkFixture
 
+from dsim.aggregates import Aggregates
 from dsim.options import Options
 from dsim.pools import Placement, Policy
 from dsim.profile import Profile
 from dsim.result import Result
-from dsim.simulate import simulate
+from dsim.simulate import aggregate, simulate
 from dsim.slo import Slo
 from dsim.trace import Trace
 from dsim.workload import Poisson, Workload, preset
@@ -27,6 +28,7 @@ from profiles.shipped import find_profile
 pytestmark = pytest.mark.benchmark(timer=time.process_time)
 
 PAPER = Placement.parse("1xP:tp2pp1 + 1xD:tp1pp1")
+MANY = Placement.parse("32xP:tp2pp1 + 32xD:tp1pp1")
 
 
 def profile_of(engine: str) -> Profile:
@@ -62,12 +64,17 @@ def measure(
         return result
 
     result = benchmark.pedantic(run, rounds=rounds, iterations=1)  # type: ignore[no-untyped-call]
+    note(benchmark, min(spent_s), result, num_requests)
+
+
+def note(benchmark: BenchmarkFixture, spent_s: float, run: Result | Aggregates, num_requests: int) -> None:
+    """Note what a run took."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     benchmark.extra_info.update(
-        cpu_s=min(spent_s),
-        cpu_us_per_request=1e6 * min(spent_s) / num_requests,
-        events_per_request=result.events / num_requests,
-        saturation=result.saturation.value,
+        cpu_s=spent_s,
+        cpu_us_per_request=1e6 * spent_s / num_requests,
+        events_per_request=run.events / num_requests,
+        saturation=run.saturation.value,
         # Kilobytes on Linux, bytes on macOS.
         peak_memory_mib=peak / (2**20 if sys.platform == "darwin" else 2**10),
     )
@@ -75,6 +82,25 @@ def measure(
 
 def test_a_million_requests(benchmark: BenchmarkFixture) -> None:
     measure(benchmark, PAPER, rate_per_s=4.0, num_requests=1_000_000, rounds=1)
+
+
+@pytest.mark.parametrize("num_requests", [100_000, 1_000_000, 10_000_000], ids=["tenth", "whole", "ten_million"])
+def test_aggregates_of_millions_through_64_instances(benchmark: BenchmarkFixture, num_requests: int) -> None:
+    """The requests are drawn meanwhile: their time is in it."""
+    profile = profile_of("distserve")
+    workload = Workload(Poisson(), preset("sharegpt"))
+    draw = {"num_requests": num_requests, "seed": 0, "context_tokens": profile.model.context_tokens}
+    spent_s: list[float] = []
+
+    def run() -> Aggregates:
+        start_s = time.process_time()
+        blocks = workload.finite(rate_per_s=128.0, **draw)
+        found = aggregate(MANY, blocks, profiles=profile, slo=Slo(ttft_s=0.2, tpot_s=0.1), num_requests=num_requests)
+        spent_s.append(time.process_time() - start_s)
+        return found
+
+    found = benchmark.pedantic(run, rounds=1, iterations=1)  # type: ignore[no-untyped-call]
+    note(benchmark, min(spent_s), found, num_requests)
 
 
 @pytest.mark.parametrize("rate_per_s", [1.0, 4.0, 8.0])
@@ -95,8 +121,17 @@ def test_three_hundred_requests(benchmark: BenchmarkFixture) -> None:
     measure(benchmark, PAPER, rate_per_s=6.0, num_requests=300, options=Options(track_itl=False), rounds=20)
 
 
+def test_a_thousand_requests(benchmark: BenchmarkFixture) -> None:
+    """A short run of a search."""
+    measure(benchmark, PAPER, rate_per_s=6.0, num_requests=1000, options=Options(track_itl=False), rounds=10)
+
+
 def test_pipelined_decode(benchmark: BenchmarkFixture) -> None:
     measure(benchmark, Placement.parse("1xP:tp2pp1 + 1xD:tp1pp2"), rate_per_s=6.0, num_requests=10_000)
+
+
+def test_sixty_four_instances(benchmark: BenchmarkFixture) -> None:
+    measure(benchmark, MANY, rate_per_s=128.0, num_requests=20_000)
 
 
 def test_several_instances(benchmark: BenchmarkFixture) -> None:
