@@ -36,9 +36,12 @@ _MOST_DRIFT: Final = 0.05
 #: Stretches say how far apart runs lie, unless neighbours are more alike than the first of these, or some runs collapse
 #: before others, so that they lie further apart than the second of these times what their stretches show: then whole
 #: runs do, and so many are needed.
-_ALIKE: Final = 0.75
+_ALIKE: Final = 0.55
 _COLLAPSE: Final = 1.7
 _RUNS: Final = 3
+#: What the width is multiplied by that stretches say of a placement whose runs may collapse: the first few runs tell
+#: too little of it (coverage counted on queues that collapse).
+_RISKY: Final = 1.25
 #: Stretches from which a pair of placements is compared.
 _PAIRED: Final = 8
 #: Rates probed at most.
@@ -483,7 +486,7 @@ class Estimator:
         smooth = alike and self._is_smooth(found, crossings)
         runs = corrected if smooth or _deviation(crossings) <= _deviation(corrected) else crossings
         if smooth:
-            half = found.half_width(self.sampling.confidence)
+            half = found.half_width(self.sampling.confidence) * (_RISKY if self.risky else 1.0)
         else:
             spread = mean_interval(runs.tolist(), confidence=self.sampling.confidence)
             half = (spread.high - spread.low) / 2

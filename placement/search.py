@@ -43,6 +43,8 @@ _REPORTED: Final = 10_000
 #: placement looked at by itself.
 _REPORTED_REPLICATIONS, _BEST_REPLICATIONS, _MOST_REPLICATIONS = 2, 3, 16
 _REPLICATIONS: Final = 4
+#: A reported candidate with an interval wider than this, and than twice what is aimed for, gets so many at most.
+_ROUGHLY, _MOST_REPORTED_REPLICATIONS = 0.05, 5
 #: Half width aimed for that those at first are meant for; a tighter one buys more, up to the most.
 _PRECISION: Final = 0.03
 #: Share of its largest stable rate above which some runs of a placement may collapse where others do not.
@@ -542,8 +544,9 @@ class _Search:
             begin = start * entrant.num_gpus * _BELOW
             known = case_of(entrant.placement, self.case, self.scenario.mixes, self.cases)
             controls = self.traffic.controls(entrant.placement, begin, known)
-            sampling = replace(self._sampling(least, least), locate=1)
             risky = begin > _RISKY * self.stable_per_s.get(entrant, 0.0)
+            sampling = self._sampling(_BEST_REPLICATIONS if risky else least, _MOST_REPORTED_REPLICATIONS)
+            sampling = replace(sampling, locate=1, precision=max(_ROUGHLY, 2 * self.question.precision))
             entrant.estimator = Estimator(self.question.attainment, begin, limit, sampling, controls, risky)
             entrant.outcomes.clear()
         self._replicate(starts, least)
@@ -568,7 +571,7 @@ class _Search:
         running = [e for e in entrants if e.estimator is not None and e.failure is None]
         for entrant in running:
             assert entrant.estimator is not None
-            if close or entrant.estimator.runs < least:
+            if close or entrant.estimator.sampling.replications < least:
                 entrant.estimator.extend(self._sampling(least, least, close=close))
         while asked := [(e, a) for e in running if e.failure is None and e.estimator for a in e.estimator.ask()]:
             probes = [self.race.probe(entrant, ask, run=self.reported) for entrant, ask in asked]
