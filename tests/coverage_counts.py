@@ -109,11 +109,10 @@ class Collapsing:
 
     def truth_per_s(self, runs: int = 60) -> float:
         """Return the rate at which the mean attainment of many other runs is the target."""
-        low, high = 0.5 / SERVICE_S, 1 / SERVICE_S
-        for _ in range(11):
+        low, high = 0.7 / SERVICE_S, 1 / SERVICE_S
+        for _ in range(10):
             rate = (low + high) / 2
-            # A few runs tell while the rate is far from the one that is sought.
-            met = [self.probe(rate, 10**6 + i).attainment for i in range(runs if high - low < 0.3 else 8)]
+            met = [self.probe(rate, 10**6 + i).attainment for i in range(runs)]
             low, high = (rate, high) if np.mean(met) >= TARGET else (low, rate)
         return (low + high) / 2
 
