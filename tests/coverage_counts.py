@@ -107,7 +107,7 @@ class Collapsing:
         half = float(met[len(met) // 2 :].mean())
         return Observation(float(met.mean()), stable=stable, requests=len(left), late=half, stretches=parts)
 
-    def truth_per_s(self, runs: int = 60) -> float:
+    def truth_per_s(self, runs: int = 400) -> float:
         """Return the rate at which the mean attainment of many other runs is the target."""
         low, high = 0.7 / SERVICE_S, 1 / SERVICE_S
         for _ in range(10):
