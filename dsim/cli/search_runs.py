@@ -137,7 +137,7 @@ class Runs:
         Raises:
             InputError: the file is of another search, or no cache.
         """
-        from placement.cache import Cache
+        from placement.cache import Cache, remove
 
         if self.cache is not None:
             with contextlib.closing(Cache(self.cache, remedy="give another file, or delete it")) as cache:
@@ -151,12 +151,9 @@ class Runs:
             return
         with contextlib.ExitStack() as stack:
             _make(self.folder, stack)
-            remedy = "replace it with --overwrite, or give another directory"
-            cache = Cache(own, remedy=remedy)
-            if self.overwrite and not cache.created:
-                cache.close()
-                own.unlink()
-                cache = Cache(own, remedy=remedy)
+            if self.overwrite and own.is_file() and own.stat().st_size:
+                remove(own)
+            cache = Cache(own, remedy="replace it with --overwrite, or give another directory")
             try:
                 self._note(cache, question)
                 yield cache
