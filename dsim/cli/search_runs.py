@@ -298,6 +298,9 @@ def asked_runs(
         )
     if dask is not None and jobs is not None:
         raise InputError("--jobs", "does not go with --dask: the cluster has its own workers", hint="leave one out")
+    if dask is not None and not dask.strip():
+        hint = "give the scheduler's address, as tcp://host:8786"
+        raise InputError("--dask", "must not be empty", value=dask, hint=hint)
     part = None if shard is None else Shard.parse(shard, "--shard")
     if part is not None and merge:
         raise InputError("--shard", "does not go with --merge", value=shard, hint="merge when all shards have ended")
