@@ -35,6 +35,8 @@ from placement.probe import Probe, Scenario
 _APPLICATION: Final = 0x6473696D
 _FORM: Final = 1
 _HEADER: Final = b"SQLite format 3\0"
+_IN_USE: Final = "is in use: another dsim is running with it"
+_ELSEWHERE: Final = "move it away, or give another place"
 #: Longest time that finished runs wait to be written, and the largest file that is looked through when it is opened.
 _COMMIT_S: Final = 0.5
 _LOOKED_THROUGH_BYTES: Final = 2**26
@@ -86,7 +88,7 @@ class Cache:
 
     Args:
         where: what an error names: the option, or the file.
-        remedy: what to do about a file that is no cache of this form.
+        remedy: what to do about a cache that is damaged, or of another form.
         read_only: nothing is added, and others may read it, too.
 
     Raises:
@@ -121,7 +123,7 @@ class Cache:
         """Refuse what is no cache without touching it."""
         path = self.path
         if path.exists() and not path.is_file():
-            raise InputError(str(path), "is no file", hint=self._remedy)
+            raise InputError(str(path), "is no file", hint=_ELSEWHERE)
         if not path.exists():
             if self._read_only:
                 raise InputError(str(path), "is not there", hint=self._remedy)
@@ -131,11 +133,11 @@ class Cache:
         with path.open("rb") as file:
             header = file.read(100)
         if header and (not header.startswith(_HEADER) or len(header) < 100):
-            raise InputError(str(path), "is no cache of dsim", hint=self._remedy)
+            raise _foreign(path)
         if header:
             (form,), (application,) = struct.unpack(">I", header[60:64]), struct.unpack(">I", header[68:72])
             if application != _APPLICATION:
-                raise InputError(str(path), "is no cache of dsim", hint=self._remedy)
+                raise _foreign(path)
             if form != _FORM:
                 rule = f"is a cache of another version of dsim: its form is {form}, and this dsim's is {_FORM}"
                 raise InputError(str(path), rule, hint=self._remedy)
@@ -274,7 +276,7 @@ class Cache:
 
     def _in_use(self) -> InputError:
         hint = "wait until it has ended, or give another place"
-        return InputError(str(self.path), "is in use: another dsim is running with it", hint=hint)
+        return InputError(str(self.path), _IN_USE, hint=hint)
 
     def _damaged(self) -> InputError:
         return InputError(str(self.path), "is damaged", hint=self._remedy)
@@ -291,7 +293,7 @@ class Cache:
             if code in {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}:
                 raise self._in_use() from None
             if code == sqlite3.SQLITE_NOTADB:
-                raise InputError(str(self.path), "is no cache of dsim", hint=self._remedy) from None
+                raise _foreign(self.path) from None
             if code in {sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM}:
                 hint = "change its permissions, or give another place"
                 raise InputError(str(self.path), f"cannot be written: {error}", hint=hint) from None
@@ -299,6 +301,28 @@ class Cache:
                 number = errno.ENOSPC if code == sqlite3.SQLITE_FULL else errno.EIO
                 raise OSError(number, str(error), str(self.path)) from None
             raise self._damaged() from None
+
+
+def remove(path: Path) -> None:
+    """Delete a cache, also one that is damaged or of another form, but nothing else.
+
+    Raises:
+        InputError: it is none, or in use.
+    """
+    with path.open("rb") as file:
+        if struct.pack(">I", _APPLICATION) != file.read(72)[68:]:
+            raise _foreign(path)
+    try:
+        Cache(path).close()
+    except InputError as error:
+        if error.rule == _IN_USE:
+            raise
+    for suffix in ("-wal", "-shm", "-journal", ""):
+        path.with_name(f"{path.name}{suffix}").unlink(missing_ok=True)
+
+
+def _foreign(path: Path) -> InputError:
+    return InputError(str(path), "is no cache of dsim", hint=_ELSEWHERE)
 
 
 class Beside:

@@ -95,11 +95,15 @@ def each(
 ) -> list[Result]:
     """Return what `function(scenario, probe)` returns for every probe, from the cache if the executor has one.
 
+    A limit of time does not count here.
+
     Raises:
         InternalError: a worker died again and again.
     """
+    crew = crew_of(executor)
+    unlimited = Crew(crew.executor, cache=crew.cache)
     found: list[Result] = []
-    for probe, result in zip(probes, crew_of(executor).shift(scenario).results(function, probes), strict=True):
+    for probe, result in zip(probes, unlimited.shift(scenario).results(function, probes), strict=True):
         if isinstance(result, Fault):
             raise InternalError(f"{probe.placement.label}: {result.why}")
         found.append(result)
@@ -262,6 +266,10 @@ class _Work:
     flight: dict[Future[Any], int] = field(default_factory=dict)
     lost: list[int] = field(default_factory=list)
     ended: queue.SimpleQueue[Future[Any]] = field(default_factory=queue.SimpleQueue)
+    _pool: Pool | None = None
+
+    def __post_init__(self) -> None:
+        self._pool = self.executor if isinstance(self.executor, Pool) else None
 
     def results(self) -> Iterator[tuple[int, Any]]:
         """Yield the number and the result of every probe, as they come."""
@@ -276,10 +284,6 @@ class _Work:
         finally:
             for future in self.flight:
                 future.cancel()
-
-    @property
-    def _pool(self) -> Pool | None:
-        return self.executor if isinstance(self.executor, Pool) else None
 
     def _next(self) -> int | None:
         """Return the probe to send now; few are in flight where a death makes all of them suspects."""

@@ -466,9 +466,9 @@ class _Search:
             self.race.contest(entrants, goals)
         else:
             self._seek_from(entrants, self.given_starts)
-        self.starts = {e.placement: e.estimator.start_per_s for e in entrants if e.estimator is not None}
         wanted = [e for e in entrants if e.placement in self.question.always]
         self.race.seek(wanted)
+        self.starts = {e.placement: e.estimator.start_per_s for e in entrants if e.estimator is not None}
         reported = dict.fromkeys([e for goal in goals for e in goal.best] + [e for e in wanted if e.failed > 0])
         known = {e: e.per_gpu or e.guess for e in entrants}
         self._estimate({e: known[e] for e in reported})

@@ -104,8 +104,10 @@ def search_shard(
 
     among = frozenset(shard.share(candidates(question)))
     result, starts = search_among(question, among, executor=executor, progress=progress)
-    starts = {trial.placement: starts[trial.placement] for trial in result.complete}
-    return result, Ledger(shard, question_id(question), result.trials, starts, result.probes, result.requests)
+    # A challenger may have come to its goodput without the race.
+    found = {t.placement: starts.get(t.placement, t.goodput.rate_per_s.best) for t in result.complete if t.goodput}
+    found = {placement: rate for placement, rate in found.items() if rate > 0}
+    return result, Ledger(shard, question_id(question), result.trials, found, result.probes, result.requests)
 
 
 def merge(

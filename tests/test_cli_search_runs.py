@@ -120,11 +120,20 @@ def test_a_file_of_ones_own_is_not_touched(cli: Cli, folder: Path) -> None:
     own.write_text("mine\n")
     for option in ("--resume", "--overwrite"):
         why = cli.refused(*COLOCATED, "-o", str(folder), option)
-        assert why == f"{own}: is no cache of dsim; replace it with --overwrite, or give another directory"
+        assert why == f"{own}: is no cache of dsim; move it away, or give another place"
         assert own.read_text() == "mine\n"
     own.unlink()
+    Cache(own).close()
+    data = bytearray(own.read_bytes())
+    own.write_bytes(data[: len(data) // 2])
+    why = cli.refused(*COLOCATED, "-o", str(folder), "--resume")
+    assert why == f"{own}: is damaged; replace it with --overwrite, or give another directory"
+    assert cli(*COLOCATED, "-o", str(folder), "--overwrite").code == 0
+    for path in folder.iterdir():
+        path.unlink()
     held = Cache(own)
-    assert "is in use: another dsim is running with it" in cli.refused(*COLOCATED, "-o", str(folder), "--resume")
+    for option in ("--resume", "--overwrite"):
+        assert "is in use: another dsim is running with it" in cli.refused(*COLOCATED, "-o", str(folder), option)
     held.close()
 
 

@@ -172,15 +172,15 @@ def refused(path: Path, **how: Any) -> str:  # noqa: ANN401 arguments of Cache
 
 def test_files_that_are_no_caches_are_refused(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path.write_text("notes of mine\n")
-    assert refused(path, remedy="take another") == "is no cache of dsim; take another"
+    assert refused(path, remedy="take another") == "is no cache of dsim; move it away, or give another place"
     path.unlink()
     with sqlite3.connect(path) as other:
         other.execute("CREATE TABLE mine (x)")
     other.close()
-    assert refused(path) == "is no cache of dsim; give another file"
+    assert refused(path) == "is no cache of dsim; move it away, or give another place"
     path.unlink()
     path.mkdir()
-    assert refused(path) == "is no file; give another file"
+    assert refused(path) == "is no file; move it away, or give another place"
     path.rmdir()
     assert refused(path, read_only=True) == "is not there; give another file"
     assert refused(path.parent / "none" / "x").startswith("cannot be made: its directory is not there")

@@ -137,7 +137,7 @@ class Runs:
         Raises:
             InputError: the file is of another search, or no cache.
         """
-        from placement.cache import Cache
+        from placement.cache import Cache, remove
 
         if self.cache is not None:
             with contextlib.closing(Cache(self.cache, remedy="give another file, or delete it")) as cache:
@@ -151,12 +151,9 @@ class Runs:
             return
         with contextlib.ExitStack() as stack:
             _make(self.folder, stack)
-            remedy = "replace it with --overwrite, or give another directory"
-            cache = Cache(own, remedy=remedy)
-            if self.overwrite and not cache.created:
-                cache.close()
-                own.unlink()
-                cache = Cache(own, remedy=remedy)
+            if self.overwrite and own.is_file() and own.stat().st_size:
+                remove(own)
+            cache = Cache(own, remedy="replace it with --overwrite, or give another directory")
             try:
                 self._note(cache, question)
                 yield cache
@@ -301,6 +298,9 @@ def asked_runs(
         )
     if dask is not None and jobs is not None:
         raise InputError("--jobs", "does not go with --dask: the cluster has its own workers", hint="leave one out")
+    if dask is not None and not dask.strip():
+        hint = "give the scheduler's address, as tcp://host:8786"
+        raise InputError("--dask", "must not be empty", value=dask, hint=hint)
     part = None if shard is None else Shard.parse(shard, "--shard")
     if part is not None and merge:
         raise InputError("--shard", "does not go with --merge", value=shard, hint="merge when all shards have ended")
