@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from heapq import heappop
+from typing import overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +22,7 @@ from dsim.prefill import PrefillInstance
 from dsim.profile import BatchLimits, FirstToken, Profile
 from dsim.recorder import KvRecord, Recorder
 from dsim.routing import Router, router
+from dsim.workload.lengths import Integers
 from dsim.workload.streams import stream
 
 
@@ -68,8 +70,17 @@ class Deployment:
         self.front_router, self.decode_router = self._routers(pools, options)
         for pool in pools:
             self._build(pool, profiles[pool.role])
+        #: Tokens of a KV block, the same everywhere.
+        self.block_tokens = profiles[pools[0].role].block_tokens
+        #: Most KV blocks of a prompt, and of a whole request, the latter of requests with so many output tokens.
+        self._prompt_blocks = self.prefills[0].kv.capacity if self.prefills else math.inf
+        self._total_blocks: float = math.inf
+        self._least_output = 1
         if self.colocated:
-            self._loop_blocks = self.colocated[0].loop_kv[0].capacity
+            self._total_blocks = self.colocated[0].loop_kv[0].capacity
+        elif self.decodes:
+            self._total_blocks = self.decodes[0].kv.capacity
+            self._least_output = 2 if self._first_token_from is FirstToken.PREFILL else 1
         self._front: Sequence[PrefillInstance | ColocatedInstance] = self.prefills or self.colocated
         #: Takes a request that is queued now and fits.
         self.arrive: Callable[[Job], None] = self._enqueue if self._front else self._arrive_prefilled
@@ -167,12 +178,6 @@ class Deployment:
 
     # Requests
 
-    @property
-    def block_tokens(self) -> int:
-        """Tokens of a KV block, the same on all instances."""
-        instances = self.prefills or self.decodes
-        return instances[0].kv.block_tokens if instances else self.colocated[0].loop_kv[0].block_tokens
-
     def _enqueue(self, job: Job) -> None:
         """Route a request that is queued now and fits."""
         self._front[self.front_router.route(job.prompt)].enqueue(job)
@@ -193,22 +198,20 @@ class Deployment:
         self.recorder.reject(job)
         self.left(job)
 
-    def never_fits(self, prompt_tokens: NDArray[np.int64], output_tokens: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Return of each request whether it needs more KV blocks than an instance has."""
+    @overload
+    def never_fits(self, prompt_tokens: int, output_tokens: int) -> bool: ...
+
+    @overload
+    def never_fits(self, prompt_tokens: Integers, output_tokens: Integers) -> NDArray[np.bool_]: ...
+
+    def never_fits(
+        self, prompt_tokens: int | Integers, output_tokens: int | Integers
+    ) -> bool | np.bool_ | NDArray[np.bool_]:
+        """Return whether a request, or each of some as arrays, needs more KV blocks than an instance has."""
         size = self.block_tokens
-        most = -(-(prompt_tokens + output_tokens - 1) // size)
-        if self.colocated:
-            return most > self._loop_blocks
-        never = np.zeros(len(prompt_tokens), dtype=np.bool_)
-        if self.prefills:
-            never |= -(-prompt_tokens // size) > self.prefills[0].kv.capacity
-        if self.decodes:
-            too_long = most > self.decodes[0].kv.capacity
-            if self._first_token_from is FirstToken.PREFILL:
-                # Those of one token never reach the decode side.
-                too_long &= output_tokens > 1
-            never |= too_long
-        return never
+        prompts, totals = -(-prompt_tokens // size), -(-(prompt_tokens + output_tokens - 1) // size)
+        # Those that end with their prefill need none on the decode side.
+        return (prompts > self._prompt_blocks) | ((totals > self._total_blocks) & (output_tokens >= self._least_output))
 
     def finish(self, job: Job) -> None:
         """Record that a request has its last token now."""

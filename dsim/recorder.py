@@ -129,7 +129,11 @@ class Gaps:
         """Add the gaps of the steps 2 to `steps` of a cruise of `weight` requests."""
         first_s, growth_s = course.gaps(steps)
         if growth_s == growth_s:
-            self.add_run(first_s + growth_s, growth_s, steps - 1, weight)
+            # What `add_run` does.
+            self.run_first_s.append(first_s + growth_s)
+            self.run_growth_s.append(growth_s)
+            self.run_steps.append(steps - 1)
+            self.run_weight.append(weight)
         else:
             for step in range(2, steps + 1):
                 self.add(course.end_s(step) - course.end_s(step - 1), weight)

@@ -217,12 +217,16 @@ class RunningBatch:
         """Account for the gaps between tokens that the end of one step closes."""
         newcomers = self.newcomers
         if gaps is not None:
+            # What `Gaps.add` does: this comes with every step that is not slept through.
+            gap_s, weight = gaps.gap_s, gaps.weight
             old = self.requests - len(newcomers)
             if old:
-                gaps.add(end_s - self.last_end_s, old)
+                gap_s.append(end_s - self.last_end_s)
+                weight.append(old)
             for job in newcomers:
                 if job.produced:
-                    gaps.add(end_s - job.last_token_s)
+                    gap_s.append(end_s - job.last_token_s)
+                    weight.append(1)
         if newcomers:
             self.newcomers = []
         self.last_end_s = end_s

@@ -6,8 +6,6 @@ import heapq
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from dsim.clock import ARRIVAL, Wake
 from dsim.deployment import Deployment, longest_prompt
 from dsim.errors import InputError, InternalError
@@ -299,7 +297,7 @@ class _Users:
         job.user = user
         self._index += 1
         deployment.recorder.arrived = self._index
-        if deployment.never_fits(np.array([prompt]), np.array([output]))[0]:
+        if deployment.never_fits(prompt, output):
             deployment.reject(job)
         else:
             deployment.arrive(job)
