@@ -175,6 +175,21 @@ def test_limits_of_pools_are_those_of_the_twins_profiles(
         np.testing.assert_array_equal(fast.columns[name], getattr(reference, name), err_msg=name)
 
 
+def test_a_limit_of_the_pool_stands_before_the_one_for_all() -> None:
+    # 8 ticks and 1 a token: all four prompts of 5 tokens at once, two at a time, or each alone.
+    trace, profile = make_trace([0.0] * 4, [5] * 4, [1] * 4), make_profile()
+    for text, limit, ends in (
+        ("1xP:tp1 + 1xD:tp1", None, [28] * 4),
+        ("1xP:tp1 + 1xD:tp1", 10, [18, 18, 36, 36]),
+        ("1xP:tp1/tokens5 + 1xD:tp1", 10, [13, 26, 39, 52]),
+        ("1xP:tp1/tokens20 + 1xD:tp1", 10, [28] * 4),
+        ("1xP:tp1/requests1 + 1xD:tp1", 10, [13, 26, 39, 52]),
+    ):
+        options = Options(prefill_token_limit=limit, check=True)
+        result = simulate(Placement.parse(text), trace, profiles=profile, options=options)
+        assert (result.columns["prefill_end_s"] * 1024).tolist() == ends
+
+
 @settings(max_examples=25)
 @given(systems(dyadic=True))
 def test_pools_on_two_gpus_equal_the_twin(system: System) -> None:
@@ -271,7 +286,14 @@ def by_hand(types: Mapping[str, int], *, per_node: int, total: int, by_role: Map
 
 @pytest.mark.parametrize(
     ("fast", "slow", "per_node", "total", "by_role"),
-    [(2, 3, 8, 5, {}), (3, 3, 2, 6, {}), (3, 3, 2, 4, {}), (2, 4, 8, 6, {P: 2, D: 3}), (4, 1, 1, 5, {})],
+    [
+        (2, 3, 8, 5, {}),
+        (3, 3, 2, 6, {}),
+        (3, 3, 2, 4, {}),
+        (3, 3, 2, 2, {}),
+        (2, 4, 8, 6, {P: 2, D: 3}),
+        (4, 1, 1, 5, {}),
+    ],
 )
 def test_the_space_is_what_the_nodes_hold(
     fast: int, slow: int, per_node: int, total: int, by_role: Mapping[Role, int]
@@ -285,6 +307,14 @@ def test_the_space_is_what_the_nodes_hold(
 
 def _degrees(text: str) -> list[str]:
     return [part.split(":")[1].split("@")[0] for part in text.split(" + ")]
+
+
+def test_gpus_of_two_types_in_all() -> None:
+    there = fleet(4, 4, total=5).of({P: FAST, D: SLOW})
+    assert there.num_nodes == 2
+    assert there.packs(Placement.parse("1xP:tp2 + 3xD:tp1"))
+    assert not there.packs(Placement.parse("2xP:tp1 + 4xD:tp1"))
+    assert not there.packs(Placement.parse("1xP:tp8 + 1xD:tp1"))
 
 
 def test_one_type_is_the_plain_space() -> None:
@@ -405,7 +435,7 @@ def test_bounds_know_the_limits_of_pools() -> None:
 
 
 def test_a_search_finds_the_better_limit() -> None:
-    question = dataclasses.replace(tight(), num_requests=60, batches=parse_batches(None, "decode=engine,16"))
+    question = dataclasses.replace(tight(), batches=parse_batches(None, "decode=engine,16"))
     best = search(question).best.disaggregated
     assert best is not None
     assert str(best.placement) == "1xP:tp1pp1 + 1xD:tp1pp1/requests16"
@@ -521,7 +551,7 @@ def test_profiles_of_roles_are_those_with_the_best_evidence() -> None:
 
 
 def test_kv_goes_over_the_network_of_the_slower_end() -> None:
-    prefill, decode = best_profile("llama-3.1-8b", "h100"), best_profile("llama-3.1-8b", "l40s")
+    prefill, decode = best_profile("llama-3.1-8b", "h100"), best_profile("llama-3.1-8b", "a100-80g")
     asked: list[str | None] = []
 
     def change(profile: Profile, link: str | None) -> Profile:
@@ -539,7 +569,7 @@ def test_kv_goes_over_the_network_of_the_slower_end() -> None:
     assert asked == ["nic", None] * 2
     mixes = mixes_of({P: [prefill, decode], D: [prefill], C: [decode]}, list(Role), change)
     assert [tuple(p.gpu.name for p in mix.values()) for mix in mixes] == [
-        (FAST, FAST), ("l40s", FAST), ("l40s",)
+        (FAST, FAST), ("a100-80g", FAST), ("a100-80g",)
     ]  # fmt: skip
 
 

@@ -17,6 +17,7 @@ from dsim.errors import InputError
 
 if TYPE_CHECKING:
     from dsim.cli.search import Asked
+    from dsim.profile import Profile
     from experiments.report.answer import Answer
     from experiments.report.sensitivity import Sensitivity
     from placement.runner import Progress
@@ -146,17 +147,29 @@ def _search_page(
     if sensitive:
         found, options = _sensitivity(question, answer, seed=seed, jobs=jobs, progress=progress), []
         options += [] if seed is None else [f"--seed {seed}"]
+    profiles = _profiles_shown(question, answer)
     return render_search(
         Report(
             answer=answer,
             model_name=display_name(asked.used.model),
             slo=question.slo,
-            profiles={role.name.lower(): question.profiles[role] for role in question.roles},
-            shipped=shipped_hashes({question.profiles[role].name for role in question.roles}),
+            profiles=profiles,
+            shipped=shipped_hashes({profile.name for profile in profiles.values()}),
             sensitivity=found,
             report_options=tuple(options),
         )
     )
+
+
+def _profiles_shown(question: Question, answer: Answer) -> dict[str, Profile]:
+    """Return the profile of each role: of several GPUs that of the placements that are shown first."""
+    from placement.mixes import mix_of
+
+    found = {role: question.profiles[role] for role in question.roles}
+    for trial in (answer.alternative, answer.recommended):
+        if trial is not None and question.mixes:
+            found |= mix_of(trial.placement, question.mixes, question.profiles)
+    return {role.name.lower(): profile for role, profile in found.items()}
 
 
 def _asked_again(context: typer.Context, config: Path) -> tuple[Asked, Question]:

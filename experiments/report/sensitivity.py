@@ -185,7 +185,8 @@ def changed(base: Scenario, case: Case) -> Scenario:
     """Return a scenario under a changed assumption."""
     if case.changed is Changed.STEPS:
         profiles = {role: scaled_profile(profile, case.factor) for role, profile in base.profiles.items()}
-        return replace(base, profiles=profiles)
+        mixes = tuple({role: scaled_profile(p, case.factor) for role, p in mix.items()} for mix in base.mixes)
+        return replace(base, profiles=profiles, mixes=mixes)
     if case.changed is Changed.PROMPTS:
         return replace(base, workload=ScaledLengths(base.workload, prompt=case.factor))
     if case.changed is Changed.OUTPUTS:
