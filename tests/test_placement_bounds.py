@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from unittest import mock
 
 import numpy as np
 import pytest
@@ -12,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dsim.latency import AffineLatency, HostOverhead, LatencyModel
-from dsim.options import Options
+from dsim.options import Options, Routing
 from dsim.pools import Placement, Policy, Role
 from dsim.profile import BatchLimits, FirstToken, Handover, HandoverMode, PointToPoint, Preemption, Profile
 from dsim.result import Result
@@ -20,6 +19,7 @@ from dsim.simulate import simulate
 from dsim.slo import Slo
 from dsim.trace import Trace
 from placement import bounds
+from placement.work import prefill_queue
 from tests.reference.systems import every_role, make_profile, tokens_per_s
 
 PLACEMENTS = (
@@ -99,7 +99,9 @@ def bent(draw: st.DrawFn, latency: LatencyModel) -> LatencyModel:
     )
 
 
-def run(text: str, profile: Profile, policy: Policy, *, gap_s: float, seed: int) -> tuple[Placement, Result]:
+def run(
+    text: str, profile: Profile, policy: Policy, *, gap_s: float, seed: int, options: Options | None = None
+) -> tuple[Placement, Result]:
     placement = Placement.parse(text, policy=policy, token_budget=64)
     rng = np.random.default_rng(seed)
     n = 150
@@ -110,15 +112,22 @@ def run(text: str, profile: Profile, policy: Policy, *, gap_s: float, seed: int)
         rng.integers(1, 100, n),
         np.minimum(rng.integers(0, 50, n) * rng.integers(0, 2, n), prompts - 1),
     )
-    return placement, simulate(placement, trace, profiles=profile, options=Options(track_itl=False))
+    return placement, simulate(placement, trace, profiles=profile, options=options or Options(track_itl=False))
 
 
-def case_of(result: Result, profile: Profile, slo: Slo | None = None) -> bounds.Case:
+def rate_of(result: Result) -> float:
+    """Requests over the time from the first arrival to the last token."""
+    return len(result) / float(result.columns["last_token_s"].max() - result.columns["arrival_s"][0])
+
+
+def case_of(result: Result, profile: Profile, slo: Slo | None = None, target: float = 0.9) -> bounds.Case:
+    """What the bounds know of exactly the requests of a run."""
     columns = result.columns
     trace = Trace(
         columns["arrival_s"], columns["prompt_tokens"], columns["output_tokens"], columns["cached_prompt_tokens"]
     )
-    return bounds.Case(every_role(profile), bounds.Sample.of(trace), slo or Slo(), 0.9)
+    options = Options(prefill_routing=Routing.ROUND_ROBIN)
+    return bounds.Case(every_role(profile), bounds.Sample.of(trace), slo or Slo(), target, options, margin=0.0)
 
 
 @settings(max_examples=60)
@@ -127,10 +136,52 @@ def test_no_run_finishes_sooner_than_its_work_allows(profile: Profile, text: str
     """On the very lengths of a run the capacity bounds hold exactly, so no tolerance hides a wrong one."""
     placement, result = run(text, profile, policy, gap_s=1e-3, seed=seed)
     assert not result.columns["rejected"].any()
-    with mock.patch.object(bounds, "_MARGIN", 0.0):
-        least = bounds.upper_bounds(placement, case_of(result, profile))[0]
-    span_s = float(result.columns["last_token_s"].max() - result.columns["arrival_s"][0])
-    assert len(result) / span_s <= least.rate_per_s * (1 + 1e-9), least.name
+    least = bounds.upper_bounds(placement, case_of(result, profile))[0]
+    assert rate_of(result) <= least.rate_per_s * (1 + 1e-9), least.name
+
+
+@settings(max_examples=100)
+@given(
+    profiles(),
+    st.sampled_from(PLACEMENTS),
+    st.sampled_from(Policy),
+    st.integers(0, 1000),
+    st.floats(1e-3, 0.3),
+    st.sampled_from([0.5, 0.8, 0.95]),
+    st.sampled_from(["tpot_s", "e2e_s"]),
+)
+def test_no_run_within_limits_finishes_sooner(
+    profile: Profile, text: str, policy: Policy, seed: int, gap_s: float, target: float, limited: str
+) -> None:
+    """The limit is the one that this share of a run's requests just met: on them the bounds hold exactly again."""
+    placement, result = run(text, profile, policy, gap_s=gap_s, seed=seed)
+    values = result.tpot_s if limited == "tpot_s" else result.e2e_s
+    limit_s = float(np.quantile(np.where(np.isnan(values), 0.0, values), target, method="higher"))
+    slo = Slo(**{limited: max(limit_s, 1e-9)})
+    assert result.met(slo).mean() >= target
+    for bound in bounds.upper_bounds(placement, case_of(result, profile, slo, target)):
+        if "waiting" not in bound.name:
+            assert rate_of(result) <= bound.rate_per_s * (1 + 1e-9), bound.name
+
+
+@settings(max_examples=60)
+@given(
+    profiles(),
+    st.sampled_from([text for text in PLACEMENTS if "P" in text] + ["3xP:tp1pp2 + 1xD:tp1pp1"]),
+    st.integers(0, 1000),
+    st.floats(1e-3, 3.0),
+)
+def test_no_request_waits_less_than_its_queue_allows(profile: Profile, text: str, seed: int, gap_s: float) -> None:
+    """On the very arrivals of a run no request has its first token, or its last, before the queue lets it."""
+    options = Options(track_itl=False, prefill_routing=Routing.ROUND_ROBIN)
+    placement, result = run(text, profile, Policy.ORCA, gap_s=gap_s, seed=seed, options=options)
+    case = case_of(result, profile)
+    prefill_s = prefill_queue(placement.pools[0], case).least_s(case.sample.rate_per_s)
+    arrival_s, end_s = result.columns["arrival_s"], result.columns["prefill_end_s"]
+    assert np.all(end_s - arrival_s - profile.request_s >= prefill_s - 1e-9)
+    ttft_s, _, e2e_s = bounds.alone_s(placement, case, prefill_s)
+    assert np.all(result.ttft_s >= ttft_s - 1e-9)
+    assert np.all(result.e2e_s >= e2e_s - 1e-9)
 
 
 @settings(max_examples=60)
@@ -210,7 +261,7 @@ def test_too_few_requests_meet_the_limits_alone() -> None:
     profile = make_profile()
     placement, result = run("1xC:tp1pp1", profile, Policy.ORCA, gap_s=1e3, seed=1)
     median_s = float(np.median(result.ttft_s))
-    case = case_of(result, profile, Slo(ttft_s=median_s))
+    case = dataclasses.replace(case_of(result, profile, Slo(ttft_s=median_s)), margin=4.0)
     assert bounds.idle_attainment(placement, case) == pytest.approx(0.5, abs=0.02)
     least = bounds.upper_bounds(placement, case)[0]
     assert least.rate_per_s == 0.0
