@@ -219,8 +219,12 @@ def _prefill_limits_s(placement: Placement, case: Case) -> Floats:
     slo, slack = case.slo, 1 + 1e-9
     ttft_s, tpot_s, e2e_s = alone_s(placement, case)
     met = (ttft_s <= slo.ttft_s * slack) & (tpot_s <= slo.tpot_s * slack) & (e2e_s <= slo.e2e_s * slack)
-    late_s = np.full_like(ttft_s, 1e4)
-    late_ttft_s, _, late_e2e_s = alone_s(placement, case, late_s)
+    late_s = case.once(prefill_alone_s, placement.pools[0])
+    late_ttft_s, late_e2e_s = ttft_s, e2e_s
+    if case.handover.mode is HandoverMode.LAYER_WISE:
+        # Then they do so only once it is later than the transfer.
+        late_s = np.full_like(ttft_s, 1e4)
+        late_ttft_s, _, late_e2e_s = alone_s(placement, case, late_s)
     spare_s = np.minimum(slo.ttft_s * slack - late_ttft_s, slo.e2e_s * slack - late_e2e_s)
     limits_s: Floats = np.where(met, late_s + spare_s + 1e-9, -1.0)
     return limits_s

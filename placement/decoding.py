@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Final
 
 import numpy as np
@@ -42,7 +43,6 @@ class StepCosts:
     kv_tokens: float = math.inf
 
 
-@dataclass(frozen=True, slots=True, eq=False)
 class Demand:
     """What sampled requests ask of a decode instance, each column of shape (n,).
 
@@ -54,37 +54,69 @@ class Demand:
         possible: whether it can.
     """
 
-    steps: Floats
-    prompt_tokens: Floats
-    first_steps: Floats
-    budget_s: Floats
-    possible: NDArray[np.bool_]
+    def __init__(
+        self,
+        *,
+        steps: Floats,
+        prompt_tokens: Floats,
+        first_steps: Floats,
+        budget_s: Floats,
+        possible: NDArray[np.bool_],
+    ) -> None:
+        self.steps, self.prompt_tokens, self.first_steps = steps, prompt_tokens, first_steps
+        self.budget_s, self.possible = budget_s, possible
 
     def part(self, rows: slice) -> Demand:
         """Return the demand of some of the requests."""
         return Demand(
-            self.steps[rows],
-            self.prompt_tokens[rows],
-            self.first_steps[rows],
-            self.budget_s[rows],
-            self.possible[rows],
+            steps=self.steps[rows],
+            prompt_tokens=self.prompt_tokens[rows],
+            first_steps=self.first_steps[rows],
+            budget_s=self.budget_s[rows],
+            possible=self.possible[rows],
         )
 
-    @property
+    @cached_property
     def all_steps(self) -> Floats:
         """Steps of each request."""
         return self.steps + self.first_steps
 
-    @property
+    @cached_property
     def contexts(self) -> Floats:
         """Sum of the contexts of each request's steps."""
         counted = self.steps * (self.prompt_tokens + (self.steps + 1) / 2)
         return counted + self.first_steps * self.prompt_tokens
 
+    @cached_property
+    def grid(self) -> Floats:
+        """Contexts at which the price of a token is computed, from the least to the largest."""
+        return np.geomspace(1.0, max(float((self.prompt_tokens + self.steps).max()), 2.0), _CONTEXTS)
 
-def least_instance_s(
-    choices: Sequence[tuple[StepCosts, Floats]], demand: Demand, *, target: float, margin: float
-) -> float:
+    def mean_of_steps(self, heights: Floats) -> Floats:
+        """Return a lower limit of the mean over each request's counted steps of something concave in their context.
+
+        Args:
+            heights: at the contexts of the grid.
+        """
+        # Nowhere is it below the chord from the first to the last step, nor there below that of the grid.
+        (first, first_share), (last, last_share) = self._places
+        rises = np.diff(heights)
+        ends: Floats = (heights[first] + first_share * rises[first] + heights[last] + last_share * rises[last]) / 2
+        return ends
+
+    @cached_property
+    def _places(self) -> tuple[tuple[NDArray[np.intp], Floats], tuple[NDArray[np.intp], Floats]]:
+        first, last = self.prompt_tokens + 1, self.prompt_tokens + self.steps
+        return _places(self.grid, first), _places(self.grid, last)
+
+
+#: Costs, and what the requests of some rows take of the instance beside their steps.
+Choice = tuple[StepCosts, Callable[[slice], Floats]]
+
+_ALL: Final = slice(None)
+
+
+def least_instance_s(choices: Sequence[Choice], demand: Demand, *, target: float, margin: float) -> float:
     """Return a lower limit of the time that a request takes of its instance on average, seconds.
 
     In the long run `target` of the requests, the hits, keep within their limits: the steps of a hit take no longer than
@@ -106,19 +138,18 @@ def least_instance_s(
     mu = 0 is the fluid capacity at the best batching.
 
     Args:
-        choices: costs, and what each request takes of the instance beside its steps, shape (n,), that are all lower
-            limits; the largest result counts.
+        choices: lower limits, all of them; the largest result counts.
         target: share of the requests that are hits, at least.
         margin: standard errors by which the mean over the sample is taken lower.
     """
     if not float(demand.all_steps.sum()):
-        return max(_lower_mean(beside_s, margin) for _, beside_s in choices)
+        return max(_lower_mean(beside(_ALL), margin) for _, beside in choices)
     # Any prices are valid, so a part of the sample is enough to choose them.
     thin = slice(None, None, max(len(demand.steps) // _FOR_PRICES, 1))
     few = demand.part(thin)
     programs: list[tuple[_Program, float, int]] = []
-    for i, (costs, beside_s) in enumerate(choices):
-        program = _Program(costs, few, beside_s[thin], target, 0.0)
+    for i, (costs, beside) in enumerate(choices):
+        program = _Program(costs, few, beside(thin), target, 0.0)
         programs += [(program, theta, i) for theta in dict.fromkeys((program.best_memory_price(), 0.0))]
     mu, best = 0.0, max(programs, key=lambda p: p[0].value(0.0, p[1]))
     picked = [(mu, best)]
@@ -134,7 +165,7 @@ def least_instance_s(
     whole: dict[int, _Program] = {}
     for mu, (_, theta, i) in dict.fromkeys((picked[0], picked[-1])):
         if i not in whole:
-            whole[i] = _Program(choices[i][0], demand, choices[i][1], target, margin)
+            whole[i] = _Program(choices[i][0], demand, choices[i][1](_ALL), target, margin)
         found = max(found, whole[i].value(mu, theta))
     return found
 
@@ -144,7 +175,7 @@ class _Program:
 
     def __init__(self, costs: StepCosts, demand: Demand, beside_s: Floats, target: float, margin: float) -> None:
         self.costs, self.demand, self.target, self.margin = costs, demand, target, margin
-        self.beside_s, self.all_steps, self.contexts = beside_s, demand.all_steps, demand.contexts
+        self.beside_s = beside_s
         sizes, most = costs.sizes, costs.most
         instance, token = _with_last(costs.instance_s, sizes, most), _with_last(costs.token_s, sizes, most)
         self.ends = sizes if math.isinf(most) or most <= sizes[-1] else np.append(sizes, most)
@@ -155,13 +186,10 @@ class _Program:
         segments = len(self.instance[0])
         self.low = self.ends[:segments]
         self.high = np.append(self.ends[1:], most if math.isinf(most) else self.ends[-1])[:segments]
-        self.grid = np.geomspace(1.0, max(float((demand.prompt_tokens + demand.steps).max()), 2.0), _CONTEXTS)
-        self._first = _places(self.grid, demand.prompt_tokens + 1)
-        self._last = _places(self.grid, demand.prompt_tokens + demand.steps)
 
     def best_memory_price(self) -> float:
         """Return the price of memory that is best where nobody's limit matters."""
-        steps, contexts = float(self.all_steps.mean()), float(self.contexts.mean())
+        steps, contexts = float(self.demand.all_steps.mean()), float(self.demand.contexts.mean())
         candidates = [0.0, *(float(a) for a in self.instance[0] if a > 0)]
         return max(candidates, key=lambda x: steps * self._miss_s(x) + contexts * x / self.costs.kv_tokens)
 
@@ -190,12 +218,10 @@ class _Program:
     def value(self, mu: float, theta: float) -> float:
         """Return seconds of an instance a request at these prices of waiting and memory."""
         demand, slope_s = self.demand, self.costs.instance_slope_s + theta / self.costs.kv_tokens
-        miss_s = self.beside_s + self.all_steps * self._miss_s(theta) + self.contexts * slope_s
+        miss_s = self.beside_s + self.demand.all_steps * self._miss_s(theta) + self.demand.contexts * slope_s
         if not mu:
             return _lower_mean(miss_s, self.margin)
-        # The price is concave in the context, and so nowhere below the chords between the contexts looked at.
-        excess_s = self._excess_s(mu, theta)
-        more_s = demand.steps * (_at(excess_s, self._first) + _at(excess_s, self._last)) / 2 - mu * demand.budget_s
+        more_s = demand.steps * demand.mean_of_steps(self._excess_s(mu, theta)) - mu * demand.budget_s
         more_s = np.where(demand.possible, more_s, np.inf)
         wanted = max(math.ceil(self.target * len(more_s)) - 1, 0)
         threshold = float(np.partition(more_s, wanted)[wanted])
@@ -211,8 +237,8 @@ class _Program:
         return min(least, float(self.instance[1][-1])) if math.isinf(self.costs.most) else least
 
     def _excess_s(self, mu: float, theta: float) -> Floats:
-        """Return by how much a hit's token costs more than a miss's, at the contexts of the grid."""
-        costs, s = self.costs, self.grid[:, None]
+        """Return by how much a hit's token costs more than a miss's, at the contexts of the grid: concave in them."""
+        costs, s = self.costs, self.demand.grid[:, None]
         miss_s = self._miss_s(theta)
         # Hits alone: (c - theta) / B + mu (t + f s B), with lines for c and t.
         fixed, rise = self.instance[0] - theta, mu * (self.token[1] + costs.token_slope_s * s)
@@ -253,12 +279,6 @@ def _places(grid: Floats, values: Floats) -> tuple[NDArray[np.intp], Floats]:
     before = np.clip(np.searchsorted(grid, values, side="right") - 1, 0, len(grid) - 2)
     share = np.clip((values - grid[before]) / (grid[before + 1] - grid[before]), 0.0, 1.0)
     return before, share
-
-
-def _at(heights: Floats, places: tuple[NDArray[np.intp], Floats]) -> Floats:
-    before, share = places
-    found: Floats = heights[before] + share * np.diff(heights)[before]
-    return found
 
 
 def _lower_mean(values: Floats, margin: float) -> float:

@@ -64,11 +64,11 @@ class Queue:
         """
         arrival_s = self.arrival_s / rate_per_s
         least_s = self.alone_s
-        for service in self.services:
-            first_s = self._lindley(arrival_s, service.request_s) + service.batch_s
-            least_s = np.maximum(
-                least_s, np.maximum(first_s, self._lindley(arrival_s, service.shared_s)) + self.after_s
-            )
+        # The services that keep a server busy the longest.
+        own = max(self.services, key=lambda service: float(service.request_s.mean()))
+        shared = max(self.services, key=lambda service: float(service.shared_s.mean()))
+        for added_s, work_s in ((own.batch_s, own.request_s), (0.0, shared.shared_s)):
+            least_s = np.maximum(least_s, self._lindley(arrival_s, work_s) + added_s + self.after_s)
         return least_s
 
     def _lindley(self, arrival_s: Floats, work_s: Floats) -> Floats:

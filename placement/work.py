@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from dsim.latency import AffineLatency, HostOverhead
 from dsim.pools import Policy, Pool, Role
 from dsim.profile import BatchLimits, FirstToken
-from placement.decoding import Demand, StepCosts, least_instance_s
+from placement.decoding import Choice, Demand, StepCosts, least_instance_s
 from placement.steps import added_lines, affine, decode_hull, decode_steps_s, is_bounded, prefill_lines
 from placement.waiting import Queue, Service
 
@@ -203,7 +203,7 @@ def decode_limited_s(pool: Pool, case: Case) -> float:
     else:
         costs = StepCosts(sizes, floor_s / pp, token_s, slope_s / pp, token_slope_s, requests)
         beside_s = np.zeros_like(demand.steps)
-    return least_instance_s([(costs, beside_s)], demand, target=case.target, margin=case.margin)
+    return least_instance_s([(costs, lambda rows: beside_s[rows])], demand, target=case.target, margin=case.margin)
 
 
 def colocated_work_s(pool: Pool, case: Case) -> float:
@@ -255,23 +255,23 @@ def colocated_limited_s(pool: Pool, case: Case) -> float:
     demand = _demand(pool, case, FirstToken.PREFILL)
     rest_s = _prompt_rest_s(latency, sample) + host.sequence_s + host.token_s * tokens
 
-    def choice(prompt_s: Floats, less_s: float = 0.0, price_s: float = 0.0) -> tuple[StepCosts, Floats]:
-        budget = pool.token_budget or math.inf
+    def choice(per_launch_s: float, share: Floats, per_token_s: float, less_s: float, price_s: float) -> Choice:
+        budget, most = pool.token_budget or math.inf, max(kv_tokens, 1.0)
         instance_s = (token_s - less_s - price_s + price_s * sizes / budget) / pp
-        most = max(kv_tokens, 1.0)
         costs = StepCosts(sizes, instance_s, token_s - less_s, token_slope_s / pp, token_slope_s, requests, most)
-        return costs, (rest_s + prompt_s + price_s * tokens / budget) / pp
+        each_s = per_token_s + price_s / budget
+        return costs, lambda rows: (rest_s[rows] + per_launch_s * share[rows] + each_s * tokens[rows]) / pp
 
     if pool.policy in {Policy.PREFILL_FIRST, Policy.DECODE_FIRST}:
         token_limit = _prefill_token_limit(pool, case)
         shares = (np.minimum(tokens, token_limit) / token_limit, np.full_like(tokens, 1 / requests))
-        choices = [choice((host.step_s + a) * share + b * tokens) for a, b in prefill_lines(p) for share in shares]
+        choices = [choice(host.step_s + a, share, b, 0.0, 0.0) for a, b in prefill_lines(p) for share in shares]
     else:
         alone_s = host.step_s + p.constant_s
         choices = []
         for less_s, per_token_s in added_lines(profile.latency_of(pool.parallelism), alone_s):
             prices_s = (0.0,) if pool.token_budget is None else (0.0, max(alone_s - less_s, 0.0))
-            choices += [choice(per_token_s * tokens, less_s, price_s) for price_s in prices_s]
+            choices += [choice(0.0, tokens, per_token_s, less_s, price_s) for price_s in prices_s]
     return least_instance_s(choices, demand, target=case.target, margin=case.margin)
 
 
