@@ -18,7 +18,9 @@ _CONTEXTS: Final = 24
 #: Prices of a second of waiting that are tried first, each so many times the one before; then steps of the refinement.
 _FIRST_PRICE, _LAST_PRICE, _FACTOR, _REFINEMENTS = 1e-6, 10.0, 4.0, 6
 #: Requests on which prices are chosen, and rounds of choosing costs and price in turn.
-_FOR_PRICES, _ROUNDS = 1024, 2
+_FOR_PRICES, _ROUNDS = 1024, 3
+#: Prices of memory that are tried, as shares of the one that is best where nobody waits.
+_MEMORY_SHARES: Final = (0.0, 0.25, 0.5, 0.75, 1.0)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -150,23 +152,21 @@ def least_instance_s(choices: Sequence[Choice], demand: Demand, *, target: float
     programs: list[tuple[_Program, float, int]] = []
     for i, (costs, beside) in enumerate(choices):
         program = _Program(costs, few, beside(thin), target, 0.0)
-        programs += [(program, theta, i) for theta in dict.fromkeys((program.best_memory_price(), 0.0))]
-    mu, best = 0.0, max(programs, key=lambda p: p[0].value(0.0, p[1]))
-    picked = [(mu, best)]
+        theta = program.best_memory_price()
+        programs += [(program, share * theta, i) for share in (_MEMORY_SHARES if theta else (0.0,))]
+    fluid = max(programs, key=lambda p: p[0].value(0.0, p[1]))
+    # Where memory is worth most, waiting is worth nothing: begin with memory that is free.
+    mu, best = 0.0, max((p for p in programs if not p[1]), key=lambda p: p[0].value(0.0, 0.0))
     for _ in range(_ROUNDS):
         mu = best[0].best_price(best[1])
-        picked.append((mu, best))
         better = max(programs, key=lambda p: p[0].value(mu, p[1]))
-        if not mu or better is best:
+        if better is best:
             break
         best = better
-        picked.append((mu, best))
     found = 0.0
-    whole: dict[int, _Program] = {}
-    for mu, (_, theta, i) in dict.fromkeys((picked[0], picked[-1])):
-        if i not in whole:
-            whole[i] = _Program(choices[i][0], demand, choices[i][1](_ALL), target, margin)
-        found = max(found, whole[i].value(mu, theta))
+    for price, (_, theta, i) in ((0.0, fluid), (mu, best)):
+        whole = _Program(choices[i][0], demand, choices[i][1](_ALL), target, margin)
+        found = max(found, whole.value(price, theta))
     return found
 
 

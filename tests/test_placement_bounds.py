@@ -18,8 +18,11 @@ from dsim.result import Result
 from dsim.simulate import simulate
 from dsim.slo import Slo
 from dsim.trace import Trace
+from dsim.workload import Fixed, Lengths, Poisson, Workload
 from placement import bounds
+from placement.queueing import decode_mean_step_s, md1_goodput_per_s
 from placement.work import prefill_queue
+from tests import bound_cases
 from tests.reference.systems import every_role, make_profile, tokens_per_s
 
 PLACEMENTS = (
@@ -279,6 +282,81 @@ def test_prefill_capacity_is_that_of_a_server() -> None:
     assert found[0].rate_per_s == pytest.approx(8.0)
     twice = bounds.upper_bounds(Placement.parse("2xP:tp1pp1 + 1xD:tp1pp1"), case)
     assert twice[0].rate_per_s == pytest.approx(16.0)
+
+
+def sampled(profile: Profile, lengths: Lengths, slo: Slo, target: float = 0.9) -> bounds.Case:
+    """What the bounds of a search know: a sample of Poisson arrivals."""
+    trace = Workload(Poisson(), lengths).trace(num_requests=1 << 15, seed=3, context_tokens=1 << 20, rate_per_s=1.0)
+    return bounds.Case(every_role(profile), bounds.Sample.of(trace), slo, target)
+
+
+@pytest.mark.parametrize("limit", [1.5, 2.0, 4.0])
+def test_waiting_for_one_instance_is_that_of_md1(limit: float) -> None:
+    """Above Erlang's goodput, by what the error of the sample costs."""
+    profile = make_profile(prefill=(8.0, 1.0, 0.0), limits={Role.PREFILL: BatchLimits(requests=1)})
+    service_s = 108 / 1024
+    case = sampled(profile, Fixed(100, 1), Slo(ttft_s=limit * service_s))
+    found = bounds.upper_bounds(Placement.parse("1xP:tp1pp1 + 1xD:tp1pp1"), case)[0]
+    assert found.name == "waiting for prefill"
+    exact = md1_goodput_per_s(service_s, ttft_s=limit * service_s, attainment=0.9)
+    assert exact <= found.rate_per_s <= 1.05 * exact
+    # Of two instances nothing is known but what they can do, unless they take turns.
+    assert bounds.waiting_bound(Placement.parse("2xP:tp1pp1 + 1xD:tp1pp1"), case).rate_per_s == math.inf
+    turns = dataclasses.replace(case, options=Options(prefill_routing=Routing.ROUND_ROBIN), waits={})
+    both = bounds.waiting_bound(Placement.parse("2xP:tp1pp1 + 1xD:tp1pp1"), turns).rate_per_s
+    assert 2 * exact < both < 2 / service_s
+
+
+@pytest.mark.parametrize("limit", [20.0, 40.0, 80.0])
+@pytest.mark.parametrize("kind", ["1xD:tp1pp1", "1xD:tp1pp2", "1xC:tp1pp1"])
+def test_decoding_within_a_limit_is_that_of_the_batch_that_just_meets_it(limit: float, kind: str) -> None:
+    """Steps of 8 + B / 5 ticks: at most 5 (limit - 8) requests may share one, and so their number bounds the rate."""
+    profile = make_profile(prefill=(0.0, 1.0, 0.0), decode=(8.0, 0.0, 0.2))
+    case = sampled(profile, Fixed(10, 201), Slo(tpot_s=limit / 1024), target=0.999)
+    found = bounds.upper_bounds(Placement.parse(kind if "C" in kind else f"9xP:tp1pp1 + {kind}"), case)[0]
+    assert found.name.endswith("within its limits")
+    most = 5 * (limit - 8)
+    request_s = 200 * limit / most / 1024 / (2 if "pp2" in kind else 1) + (10 / 1024 if "C" in kind else 0.0)
+    assert 1 / request_s <= found.rate_per_s <= 1.01 / request_s
+    if kind == "1xD:tp1pp1":
+        # Of requests that need not meet it a tenth saves little.
+        exact = (limit - 8.2) / (limit * 200 * 0.2 / 1024)
+        assert decode_mean_step_s(exact, mean_output_tokens=200, constant_s=8 / 1024, per_request_s=0.2 / 1024) == (
+            pytest.approx(limit / 1024)
+        )
+        tenth = dataclasses.replace(case, target=0.9, known={})
+        looser = bounds.upper_bounds(Placement.parse("9xP:tp1pp1 + 1xD:tp1pp1"), tenth)[0]
+        assert found.rate_per_s < looser.rate_per_s < 1.07 * exact
+
+
+def test_memory_and_limit_together() -> None:
+    """The cache holds 40 requests, the limit allows 60: the cache decides, as if there were no limit."""
+    profile = make_profile(prefill=(0.0, 1.0, 0.0), decode=(8.0, 0.0, 0.2), kv_tokens=40 * 112)
+    slo = Slo(tpot_s=20 / 1024)
+    case = sampled(profile, Fixed(11, 202), slo)
+    found = {b.name: b.rate_per_s for b in bounds.upper_bounds(Placement.parse("9xP:tp1pp1 + 1xD:tp1pp1"), case)}
+    assert found["decode within its limits"] == pytest.approx(found["decode capacity"], rel=1e-3)
+    assert found["decode capacity"] == pytest.approx(1 / (201 * 16 / 40 / 1024), rel=0.01)
+
+
+def test_prompts_that_ride_on_decode_steps_cost_what_their_number_allows() -> None:
+    """The first 64 tokens of a step are nearly free, but then there are many steps: the price is that of the mean."""
+    profile = make_profile(prefill=(8.0, 0.01, 0.0), decode=(8.0, 0.0, 0.0))
+    affine = profile.latency[1]
+    assert isinstance(affine, AffineLatency)
+    bent = dataclasses.replace(affine, prefill=dataclasses.replace(affine.prefill, bends=((64, 0.1 / 1024),)))
+    profile = dataclasses.replace(profile, latency={1: bent}, limits={Role.COLOCATED: BatchLimits(2048, 32)})
+    case = sampled(profile, Fixed(512, 33), Slo())
+    found = {b.name: b.rate_per_s for b in bounds.upper_bounds(Placement.parse("1xC:tp1pp1", policy=Policy.ORCA), case)}
+    # A batch of 32 finishes one request a step, so a step has 512 tokens: 8 + 0.64 + 44.8 ticks.
+    assert found["colocated within its limits"] == pytest.approx(1024 / 53.44, rel=1e-3)
+    assert found["colocated capacity"] > 2 * found["colocated within its limits"]
+
+
+@pytest.mark.parametrize("number", range(24))
+def test_no_candidate_sustains_more_than_its_bound(number: int) -> None:
+    """A few of the random cases of tests/bound_cases.py, with their simulations."""
+    bound_cases.check(number)
 
 
 def test_other_latency_models_are_bounded_by_latency_only() -> None:
