@@ -40,10 +40,12 @@ class Bound:
     Args:
         name: what bounds it, for the ledger.
         rate_per_s: requests per second of the whole placement.
+        by_limits: whether it rests on the limits: without them the placement may do more work.
     """
 
     name: str
     rate_per_s: float
+    by_limits: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -143,7 +145,7 @@ def upper_bounds(placement: Placement, case: Case) -> tuple[Bound, ...]:
     if placement.is_colocated:
         bounds.append(pool_capacity(placement.pools[0], case))
         limited_s = case.once(colocated_limited_s, placement.pools[0])
-        bounds.append(_capacity("colocated within its limits", placement.pools[0], limited_s))
+        bounds.append(_capacity("colocated within its limits", placement.pools[0], limited_s, by_limits=True))
     else:
         prefill, decode = placement.pool(Role.PREFILL), placement.pool(Role.DECODE)
         bounds.append(pool_capacity(prefill, case))
@@ -156,7 +158,7 @@ def upper_bounds(placement: Placement, case: Case) -> tuple[Bound, ...]:
         work_s = driver_s + step_s if decode.parallelism.pp == 1 else max(driver_s, step_s)
         bounds.append(_capacity("decode capacity", decode, work_s))
         limited_s = case.once(decode_limited_s, decode) + (stall_s if decode.parallelism.pp == 1 else 0.0)
-        bounds.append(_capacity("decode within its limits", decode, limited_s))
+        bounds.append(_capacity("decode within its limits", decode, limited_s, by_limits=True))
         bounds.append(_capacity("prefill egress", prefill, transfer_s))
         bounds.append(_capacity("decode ingress", decode, transfer_s))
     return tuple(sorted(bounds, key=lambda bound: bound.rate_per_s))
@@ -208,7 +210,7 @@ def waiting_bound(placement: Placement, case: Case) -> Bound:
             limits_s, target=case.target, most_per_s=most_per_s, margin=case.margin
         )
     rate_per_s = case.waits[key]
-    return Bound(name, rate_per_s if rate_per_s < most_per_s else math.inf)
+    return Bound(name, rate_per_s if rate_per_s < most_per_s else math.inf, by_limits=True)
 
 
 def _prefill_limits_s(placement: Placement, case: Case) -> Floats:
@@ -243,8 +245,8 @@ def idle_attainment(placement: Placement, case: Case) -> float:
     return case.idle[key]
 
 
-def _capacity(name: str, pool: Pool, work_s: float) -> Bound:
-    return Bound(name, pool.count / work_s if work_s > 0 else math.inf)
+def _capacity(name: str, pool: Pool, work_s: float, *, by_limits: bool = False) -> Bound:
+    return Bound(name, pool.count / work_s if work_s > 0 else math.inf, by_limits)
 
 
 def alone_s(placement: Placement, case: Case, prefill_s: Floats | None = None) -> tuple[Floats, Floats, Floats]:

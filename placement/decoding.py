@@ -53,7 +53,7 @@ class Demand:
         prompt_tokens: the context of these steps is from prompt_tokens + 1 to prompt_tokens + steps.
         first_steps: steps that show token 1, with a context of prompt_tokens: 0 or 1.
         budget_s: that the counted steps of a request may take together if it is to keep within its limits.
-        possible: whether it can.
+        possible: whether it can; None: all can.
     """
 
     def __init__(
@@ -63,10 +63,11 @@ class Demand:
         prompt_tokens: Floats,
         first_steps: Floats,
         budget_s: Floats,
-        possible: NDArray[np.bool_],
+        possible: NDArray[np.bool_] | None = None,
     ) -> None:
         self.steps, self.prompt_tokens, self.first_steps = steps, prompt_tokens, first_steps
-        self.budget_s, self.possible = budget_s, possible
+        self.budget_s = budget_s
+        self.possible = np.ones(len(steps), dtype=np.bool_) if possible is None else possible
 
     def part(self, rows: slice) -> Demand:
         """Return the demand of some of the requests."""

@@ -170,17 +170,24 @@ def _demand(pool: Pool, case: Case, mode: FirstToken) -> Demand:
     # Rounding must not turn a request that just meets its limit into one that misses it.
     each_s = steps * slo.tpot_s if math.isfinite(slo.tpot_s) else np.full_like(steps, np.inf)
     budget_s = np.minimum(each_s, slo.e2e_s) * (1 + 1e-9)
-    fixed_s, slope_s = decode_floor(pool, case)
-    alone_s = steps * fixed_s + steps * (sample.prompt_tokens + (steps + 1) / 2) * slope_s
     # No request has a use for more than all of these seconds.
     unlimited_s = 1e9
-    return Demand(
+    demand = Demand(
         steps=steps,
         prompt_tokens=sample.prompt_tokens,
         first_steps=np.full_like(steps, 1.0 if mode is FirstToken.DECODE else 0.0),
         budget_s=np.minimum(budget_s, unlimited_s),
-        possible=(steps == 0) | (alone_s <= budget_s),
     )
+    demand.possible = (steps == 0) | (_decode_alone_s(pool, case, demand) <= budget_s)
+    return demand
+
+
+def _decode_alone_s(pool: Pool, case: Case, demand: Demand) -> Floats:
+    """Return what the counted steps of each sampled request take at least, whatever the batch, shape (n,)."""
+    fixed_s, slope_s = decode_floor(pool, case)
+    contexts = demand.prompt_tokens + (demand.steps + 1) / 2
+    alone_s: Floats = demand.steps * (fixed_s + contexts * slope_s)
+    return alone_s
 
 
 def decode_limited_s(pool: Pool, case: Case) -> float:
@@ -266,6 +273,16 @@ def colocated_limited_s(pool: Pool, case: Case) -> float:
         token_limit = _prefill_token_limit(pool, case)
         shares = (np.minimum(tokens, token_limit) / token_limit, np.full_like(tokens, 1 / requests))
         choices = [choice(host.step_s + a, share, b, 0.0, 0.0) for a, b in prefill_lines(p) for share in shares]
+        if pool.policy is Policy.DECODE_FIRST:
+            # A loop takes one batch of prompts and decodes it to its end before the next: as long as the longest of
+            # them takes, and so as their mean by any shares that add up to 1 at most.
+            own_s = _decode_alone_s(pool, case, demand)
+            in_turns_s = [
+                lower_mean(((host.step_s + a) * share + b * tokens + rest_s + own_s * share) / pp, case.margin)
+                for a, b in prefill_lines(p)
+                for share in shares
+            ]
+            return max(*in_turns_s, least_instance_s(choices, demand, target=case.target, margin=case.margin))
     else:
         alone_s = host.step_s + p.constant_s
         choices = []
