@@ -80,8 +80,10 @@ WORKINGS = {
     "dsim.steplaws": "steps prepared for the laws",
     "dsim.transfer": "a transfer's time, from the handover's numbers",
     "dsim.yamlfile": "positions in a file, for messages",
+    "placement.decoding": "costs and demand, until they are a bound",
     "placement.probe": "tasks and outcomes that the runner carries",
     "placement.race": "the state of a search",
+    "placement.waiting": "a queue and its servers, until they are a bound",
 }
 
 #: Dataclasses of public modules that only other modules of the package meet.
@@ -91,7 +93,7 @@ WORKING_CLASSES = {
     "Case": "what the bounds of one search share",
     "Estimator": "the state of the search for one goodput",
     "Observation": "what the estimator is told",
-    "Sample": "lengths from which the bounds take means",
+    "Sample": "requests from which the bounds take means",
 }
 
 #: How a name ends (or, without a leading underscore, what it contains) whose values have this unit.

@@ -18,9 +18,11 @@ from dsim.result import Result
 from dsim.simulate import simulate
 from dsim.slo import Slo
 from dsim.trace import Trace
-from dsim.workload import Fixed, Lengths, Poisson, Workload
+from dsim.workload import Fixed, Lengths, Poisson, Uniform, Workload
 from placement import bounds
+from placement.probe import Probe, Scenario, run_probe
 from placement.queueing import decode_mean_step_s, md1_goodput_per_s
+from placement.search import Question, candidates, case, scenario
 from placement.work import prefill_queue
 from tests import bound_cases
 from tests.reference.systems import every_role, make_profile, tokens_per_s
@@ -357,6 +359,53 @@ def test_prompts_that_ride_on_decode_steps_cost_what_their_number_allows() -> No
 def test_no_candidate_sustains_more_than_its_bound(number: int) -> None:
     """A few of the random cases of tests/bound_cases.py, with their simulations."""
     bound_cases.check(number)
+
+
+def goodput_per_gpu(placement: Placement, known: bounds.Case, scenario: Scenario) -> float:
+    """The rate per GPU at which one run of fair length just meets the limits, by bisection below twice the bound."""
+    low, high = 0.0, 2 * bounds.upper_bounds(placement, known)[0].rate_per_s
+    for _ in range(9):
+        rate = (low + high) / 2
+        seen = run_probe(scenario, Probe(placement, rate, 0, 200, 1000, 200)).observation
+        low, high = (rate, high) if seen.stable and seen.attainment >= known.target else (low, rate)
+    return low / placement.num_gpus
+
+
+@pytest.mark.parametrize("slo", [Slo(ttft_s=0.3, tpot_s=0.03), Slo(ttft_s=0.15, tpot_s=0.1)], ids=str)
+def test_pruning_by_bounds_finds_the_set_that_brute_force_finds(slo: Slo) -> None:
+    """The best placements of a small space, up to 5 %: no bound cuts one of them off, and some cut others."""
+    profile = make_profile(
+        tps=(1, 2),
+        pps=(1,),
+        prefill=(8.0, 0.5, 0.0),
+        decode=(8.0, 0.002, 0.2),
+        limits={
+            Role.PREFILL: BatchLimits(512, 16),
+            Role.DECODE: BatchLimits(requests=32),
+            Role.COLOCATED: BatchLimits(512, 32),
+        },
+        kv_tokens=8192,
+    )
+    policies = (Policy.ORCA, Policy.DECODE_FIRST)
+    question = Question(
+        every_role(profile), Workload(Poisson(), Uniform(200, 40, low=0.2)), slo, num_gpus=2, policies=policies
+    )
+    known, runs = case(question), scenario(question)
+    space = [p for p in candidates(question) if all(pool.parallelism.pp == 1 for pool in p.pools)]
+    brute = {p: goodput_per_gpu(p, known, runs) for p in space}
+    found: dict[Placement, float] = {}
+    bound = {p: bounds.upper_bounds(p, known)[0].rate_per_s / p.num_gpus for p in space}
+    for placement in sorted(space, key=lambda p: -bound[p]):
+        if bound[placement] > max(found.values(), default=0.0):
+            found[placement] = brute[placement]
+
+    def best(goodputs: dict[Placement, float]) -> set[Placement]:
+        return {p for p, rate in goodputs.items() if rate >= 0.95 * max(goodputs.values())}
+
+    assert best(found) == best(brute)
+    assert len(found) < len(space)
+    for placement, rate in brute.items():
+        assert rate <= 1.02 * bound[placement], placement.label
 
 
 def test_other_latency_models_are_bounded_by_latency_only() -> None:
