@@ -241,7 +241,7 @@ def check(number: int) -> tuple[str, float] | None:
 
 def main() -> int:
     """Check cases and print how often each bound was the tightest, and each case that sustains more than its bound."""
-    count, first = (int(text) for text in [*sys.argv[1:], "1000", "0"][:2])
+    count, first = (int(text) for text in (*sys.argv[1:], *("1000", "0")[len(sys.argv) - 1 :]))
     names: collections.Counter[str] = collections.Counter()
     wrong = 0
     for number in range(first, first + count):
@@ -253,6 +253,8 @@ def main() -> int:
             sys.stdout.flush()
             continue
         names[found[0] if found else "none"] += 1
+        if sum(names.values()) % 100 == 0:
+            sys.stderr.write(f"{number - first + 1} of {count}\n")
     sys.stdout.write(f"{count} cases, {wrong} sustain more than their bound; tightest bounds: {dict(names)}\n")
     return 1 if wrong else 0
 
