@@ -135,7 +135,7 @@ def case_of(result: Result, profile: Profile, slo: Slo | None = None, target: fl
     return bounds.Case(every_role(profile), bounds.Sample.of(trace), slo or Slo(), target, options, margin=0.0)
 
 
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(profiles(), st.sampled_from(PLACEMENTS), st.sampled_from(Policy), st.integers(0, 1000))
 def test_no_run_finishes_sooner_than_its_work_allows(profile: Profile, text: str, policy: Policy, seed: int) -> None:
     """On the very lengths of a run the capacity bounds hold exactly, so no tolerance hides a wrong one."""
@@ -145,7 +145,7 @@ def test_no_run_finishes_sooner_than_its_work_allows(profile: Profile, text: str
     assert rate_of(result) <= least.rate_per_s * (1 + 1e-9), least.name
 
 
-@settings(max_examples=100)
+@settings(max_examples=60)
 @given(
     profiles(),
     st.sampled_from(PLACEMENTS),
@@ -169,7 +169,7 @@ def test_no_run_within_limits_finishes_sooner(
             assert rate_of(result) <= bound.rate_per_s * (1 + 1e-9), bound.name
 
 
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(
     profiles(),
     st.sampled_from([text for text in PLACEMENTS if "P" in text] + ["3xP:tp1pp2 + 1xD:tp1pp1"]),
@@ -189,7 +189,7 @@ def test_no_request_waits_less_than_its_queue_allows(profile: Profile, text: str
     assert np.all(result.e2e_s >= e2e_s - 1e-9)
 
 
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(profiles(), st.sampled_from(PLACEMENTS), st.sampled_from(Policy), st.integers(0, 1000), st.floats(1e-3, 3.0))
 def test_no_request_is_faster_than_alone(profile: Profile, text: str, policy: Policy, seed: int, gap_s: float) -> None:
     placement, result = run(text, profile, policy, gap_s=gap_s, seed=seed)
@@ -356,7 +356,7 @@ def test_prompts_that_ride_on_decode_steps_cost_what_their_number_allows() -> No
     assert found["colocated capacity"] == pytest.approx(1024 / 13.12, rel=1e-3)
 
 
-@pytest.mark.parametrize("number", range(24))
+@pytest.mark.parametrize("number", range(16))
 def test_no_candidate_sustains_more_than_its_bound(number: int) -> None:
     """A few of the random cases of tests/bound_cases.py, with their simulations."""
     bound_cases.check(number)
