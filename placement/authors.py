@@ -92,7 +92,9 @@ def authors_settings(question: Question, *, executor: Executor | None = None) ->
     running = []
     for placement in candidates(question):
         if not feasibility.reasons(placement, profiles=question.used_profiles, cluster=cluster, longest=longest):
-            capacity = bounds.upper_bounds(placement, known)[0].rate_per_s / placement.num_gpus
+            analytic = bounds.upper_bounds(placement, known)
+            # A finite run may meet limits at rates at which they could not be met for long.
+            capacity = next(b.rate_per_s for b in analytic if not b.by_limits) / placement.num_gpus
             running.append((capacity * bounds.headroom(placement, known), capacity, placement))
     running.sort(key=lambda item: (-item[0], item[2].num_gpus, item[2].label))
     best, found = 0.0, []

@@ -2,33 +2,35 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TypeGuard, TypeVar, cast
+from typing import TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dsim.analytic import AnalyticLatency
-from dsim.latency import AffineLatency, AffinePrefill, HostOverhead, LatencyModel
-from dsim.options import Options
-from dsim.pools import Placement, Policy, Pool, Role
-from dsim.profile import BatchLimits, FirstToken, Handover, HandoverMode, Profile
-from dsim.sends import SendingLatency, affine_with_sends
+from dsim.options import Options, Routing
+from dsim.pools import Placement, Pool, Role
+from dsim.profile import FirstToken, Handover, HandoverMode, Profile
 from dsim.slo import Slo
 from dsim.trace import Trace
 from placement.feasibility import LongestRequest
-from placement.floor import affine_floor
+from placement.work import (
+    colocated_limited_s,
+    colocated_work_s,
+    decode_driver_work_s,
+    decode_floor,
+    decode_limited_s,
+    decode_step_work_s,
+    lower_mean,
+    prefill_alone_s,
+    prefill_queue,
+    prefill_work_s,
+)
 
 Floats = NDArray[np.float64]
 Known = TypeVar("Known", float, Floats)
-
-#: Standard errors by which a sampled mean is taken lower, so that a bound made from it stays one.
-_MARGIN = 4.0
-#: Largest decode batch looked at where nothing limits it; beyond it a latency model is taken as linear.
-_LARGEST_BATCH = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,28 +40,42 @@ class Bound:
     Args:
         name: what bounds it, for the ledger.
         rate_per_s: requests per second of the whole placement.
+        by_limits: whether it rests on the limits: without them the placement may do more work.
     """
 
     name: str
     rate_per_s: float
+    by_limits: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sample:
-    """Lengths drawn from a workload, float columns of shape (n,), from which the bounds take their means."""
+    """Requests drawn from a workload, float columns of shape (n,), from which the bounds take their means.
+
+    Args:
+        arrival_s: arrivals of which only the pattern counts: at twice the rate they come in half of the time.
+    """
 
     prompt_tokens: Floats
     output_tokens: Floats
     cached_tokens: Floats
+    arrival_s: Floats
 
     @classmethod
     def of(cls, trace: Trace) -> Sample:
-        """Return the lengths of a trace."""
+        """Return the requests of a trace."""
         return cls(
             trace.prompt_tokens.astype(np.float64),
             trace.output_tokens.astype(np.float64),
             trace.cached_prompt_tokens.astype(np.float64),
+            trace.arrival_s.astype(np.float64),
         )
+
+    @property
+    def rate_per_s(self) -> float:
+        """Arrivals per second, 0 where they do not tell one."""
+        span_s = float(self.arrival_s[-1] - self.arrival_s[0])
+        return (len(self.arrival_s) - 1) / span_s if span_s > 0 else 0.0
 
     @property
     def computed_tokens(self) -> Floats:
@@ -90,7 +106,9 @@ class Case:
 
     Args:
         target: attainment that a sustainable rate must reach, 0 to 1.
-        known, idle: results that candidates share, by what they depend on.
+        margin: standard errors by which what the sample shows is taken to be better than it is, so that a bound made
+            from it stays one.
+        known, waits, idle: results that candidates share, by what they depend on.
     """
 
     profiles: Mapping[Role, Profile]
@@ -98,7 +116,9 @@ class Case:
     slo: Slo
     target: float
     options: Options = field(default_factory=Options)
+    margin: float = 4.0
     known: dict[tuple[object, Pool], float | Floats] = field(default_factory=dict)
+    waits: dict[tuple[Pool, bytes], float] = field(default_factory=dict)
     idle: dict[tuple[Pool, ...], float] = field(default_factory=dict)
 
     @property
@@ -124,15 +144,21 @@ def upper_bounds(placement: Placement, case: Case) -> tuple[Bound, ...]:
     bounds = [idle_bound(placement, case)]
     if placement.is_colocated:
         bounds.append(pool_capacity(placement.pools[0], case))
+        limited_s = case.once(colocated_limited_s, placement.pools[0])
+        bounds.append(_capacity("colocated within its limits", placement.pools[0], limited_s, by_limits=True))
     else:
         prefill, decode = placement.pool(Role.PREFILL), placement.pool(Role.DECODE)
         bounds.append(pool_capacity(prefill, case))
+        bounds.append(waiting_bound(placement, case))
         handed = _handed_over(case)
-        transfer_s = _lower_mean(_transfer_s(placement, case)[handed]) * float(np.mean(handed))
-        driver_s = case.once(_decode_driver_work_s, decode) + (transfer_s if case.handover.stalls_decode else 0.0)
-        step_s = case.once(_decode_step_work_s, decode)
+        transfer_s = lower_mean(_transfer_s(placement, case)[handed], case.margin) * float(np.mean(handed))
+        stall_s = transfer_s if case.handover.stalls_decode else 0.0
+        driver_s = case.once(decode_driver_work_s, decode) + stall_s
+        step_s = case.once(decode_step_work_s, decode)
         work_s = driver_s + step_s if decode.parallelism.pp == 1 else max(driver_s, step_s)
         bounds.append(_capacity("decode capacity", decode, work_s))
+        limited_s = case.once(decode_limited_s, decode) + (stall_s if decode.parallelism.pp == 1 else 0.0)
+        bounds.append(_capacity("decode within its limits", decode, limited_s, by_limits=True))
         bounds.append(_capacity("prefill egress", prefill, transfer_s))
         bounds.append(_capacity("decode ingress", decode, transfer_s))
     return tuple(sorted(bounds, key=lambda bound: bound.rate_per_s))
@@ -142,7 +168,7 @@ def idle_bound(placement: Placement, case: Case) -> Bound:
     """Return the bound that also holds for a finite run: 0 if too few requests meet the limits alone, else infinity."""
     share = idle_attainment(placement, case)
     error = math.sqrt(share * (1 - share) / len(case.sample.prompt_tokens))
-    impossible = share + _MARGIN * error < case.target
+    impossible = share + case.margin * error < case.target
     return Bound(f"alone on an idle system {share:.1%} meet the limits", 0.0 if impossible else math.inf)
 
 
@@ -158,12 +184,52 @@ def headroom(placement: Placement, case: Case) -> float:
 def pool_capacity(pool: Pool, case: Case) -> Bound:
     """Return the rate beyond which the work of a pool, transfers apart, piles up."""
     if pool.role is Role.DECODE:
-        step_s, driver_s = case.once(_decode_step_work_s, pool), case.once(_decode_driver_work_s, pool)
+        step_s, driver_s = case.once(decode_step_work_s, pool), case.once(decode_driver_work_s, pool)
         work_s = driver_s + step_s if pool.parallelism.pp == 1 else max(driver_s, step_s)
         return _capacity("decode capacity", pool, work_s)
     if pool.role is Role.PREFILL:
-        return _capacity("prefill capacity", pool, case.once(_prefill_work_s, pool))
-    return _capacity("colocated capacity", pool, case.once(_colocated_work_s, pool))
+        return _capacity("prefill capacity", pool, case.once(prefill_work_s, pool))
+    return _capacity("colocated capacity", pool, case.once(colocated_work_s, pool))
+
+
+def waiting_bound(placement: Placement, case: Case) -> Bound:
+    """Return the rate beyond which too many requests wait too long for one prefill instance; infinite where unknown.
+
+    It needs to know which instance a request goes to, as it does with one of them, or when they take turns.
+    """
+    pool, sample, name = placement.pools[0], case.sample, "waiting for prefill"
+    turns = case.options.prefill_routing is Routing.ROUND_ROBIN
+    most_per_s = pool_capacity(pool, case).rate_per_s
+    if not (pool.count == 1 or turns) or not math.isfinite(most_per_s) or not sample.rate_per_s:
+        return Bound(name, math.inf)
+    limits_s = _prefill_limits_s(placement, case)
+    key = (pool, limits_s.tobytes())
+    if key not in case.waits:
+        queue = prefill_queue(pool, case)
+        case.waits[key] = queue.highest_rate_per_s(
+            limits_s, target=case.target, most_per_s=most_per_s, margin=case.margin
+        )
+    rate_per_s = case.waits[key]
+    return Bound(name, rate_per_s if rate_per_s < most_per_s else math.inf, by_limits=True)
+
+
+def _prefill_limits_s(placement: Placement, case: Case) -> Floats:
+    """Return by when after it is queued each sampled request's prefill must end if it is to meet all limits.
+
+    TTFT and E2E grow with the end of the prefill second by second, if at all.
+    """
+    slo, slack = case.slo, 1 + 1e-9
+    ttft_s, tpot_s, e2e_s = alone_s(placement, case)
+    met = (ttft_s <= slo.ttft_s * slack) & (tpot_s <= slo.tpot_s * slack) & (e2e_s <= slo.e2e_s * slack)
+    late_s = case.once(prefill_alone_s, placement.pools[0])
+    late_ttft_s, late_e2e_s = ttft_s, e2e_s
+    if case.handover.mode is HandoverMode.LAYER_WISE:
+        # Then they do so only once it is later than the transfer.
+        late_s = np.full_like(ttft_s, 1e4)
+        late_ttft_s, _, late_e2e_s = alone_s(placement, case, late_s)
+    spare_s = np.minimum(slo.ttft_s * slack - late_ttft_s, slo.e2e_s * slack - late_e2e_s)
+    limits_s: Floats = np.where(met, late_s + spare_s + 1e-9, -1.0)
+    return limits_s
 
 
 def idle_attainment(placement: Placement, case: Case) -> float:
@@ -179,14 +245,19 @@ def idle_attainment(placement: Placement, case: Case) -> float:
     return case.idle[key]
 
 
-def _capacity(name: str, pool: Pool, work_s: float) -> Bound:
-    return Bound(name, pool.count / work_s if work_s > 0 else math.inf)
+def _capacity(name: str, pool: Pool, work_s: float, *, by_limits: bool = False) -> Bound:
+    return Bound(name, pool.count / work_s if work_s > 0 else math.inf, by_limits)
 
 
-def alone_s(placement: Placement, case: Case) -> tuple[Floats, Floats, Floats]:
-    """Return lower limits of TTFT, TPOT and E2E of each sampled request, seconds, each shape (n,)."""
+def alone_s(placement: Placement, case: Case, prefill_s: Floats | None = None) -> tuple[Floats, Floats, Floats]:
+    """Return lower limits of TTFT, TPOT and E2E of each sampled request, seconds, each shape (n,).
+
+    Args:
+        prefill_s: from when each request is queued to the end of its prefill; None: what it takes alone.
+    """
     sample, first, second = case.sample, placement.pools[0], placement.pools[-1]
-    request_s, prefill_s = case.profiles[first.role].request_s, case.once(prefill_alone_s, first)
+    request_s = case.profiles[first.role].request_s
+    prefill_s = case.once(prefill_alone_s, first) if prefill_s is None else prefill_s
     ttft_s: Floats = request_s + prefill_s
     decode_s = np.where(sample.output_tokens > 1, case.once(_decode_alone_s, second), 0.0)
     rest_s, e2e_s = decode_s, ttft_s + decode_s
@@ -209,254 +280,16 @@ def alone_s(placement: Placement, case: Case) -> tuple[Floats, Floats, Floats]:
 def _decode_alone_s(pool: Pool, case: Case) -> Floats:
     """Return a lower limit of the decode steps' time of each sampled request from token 1 to the last, seconds."""
     n, p = case.sample.output_tokens, case.sample.prompt_tokens
-    fixed_s, slope_s = _decode_floor(pool, case)
+    fixed_s, slope_s = decode_floor(pool, case)
     # Contexts p + 1 to p + n - 1, whoever gives token 1.
     decode_s: Floats = (n - 1) * fixed_s + ((n - 1) * p + n * (n - 1) / 2) * slope_s
     return decode_s
 
 
 def _first_step_s(pool: Pool, case: Case) -> Floats:
-    fixed_s, slope_s = _decode_floor(pool, case)
+    fixed_s, slope_s = decode_floor(pool, case)
     step_s: Floats = fixed_s + slope_s * case.sample.prompt_tokens
     return step_s
-
-
-def prefill_alone_s(pool: Pool, case: Case) -> Floats:
-    """Return launch and step time of each sampled prompt alone, all pipeline stages."""
-    profile = case.profiles[pool.role]
-    latency, sample = profile.latency_of(pool.parallelism), case.sample
-    host = profile.host_of(pool.role, pool.parallelism.pp)
-    tokens, cached = sample.computed_tokens, sample.cached_tokens
-    launches = np.ones_like(tokens)
-    reread = cached
-    if pool.token_budget is not None:
-        # Chunk j of a prompt re-reads the KV of the chunks before it.
-        launches = np.ceil(tokens / pool.token_budget)
-        reread = launches * cached + pool.token_budget * launches * (launches - 1) / 2
-    if isinstance(latency, AffineLatency):
-        p = latency.prefill
-        step_s = (p.constant_s + p.per_request_s) * launches + p.least_per_token_s * tokens
-        step_s = step_s + p.per_token_squared_s * tokens * (tokens + 2 * cached)
-        step_s = step_s + latency.small.per_context_token_s * reread
-    else:
-        step_s = np.array([latency.prefill_s([(int(t), int(s))]) for t, s in zip(tokens, cached, strict=True)])
-    host_s: Floats = launches * (host.step_s + host.sequence_s) + host.token_s * tokens
-    return step_s + host_s
-
-
-def _prefill_work_s(pool: Pool, case: Case) -> float:
-    """Return a lower limit of the time a request takes of its prefill instance's first stage; 0 where unknown."""
-    profile, sample = case.profiles[pool.role], case.sample
-    latency = _affine(profile.latency_of(pool.parallelism))
-    if not _bounded(latency):
-        return 0.0
-    host, p = profile.host_of(pool.role, pool.parallelism.pp), latency.prefill
-    tokens, cached = sample.computed_tokens, sample.cached_tokens
-    limits = profile.limits.get(pool.role, BatchLimits())
-    token_limit = _prefill_token_limit(pool, case)
-    launches = np.maximum(np.minimum(tokens, token_limit) / token_limit, 1 / limits.requests)
-    launches = np.maximum(launches, sample.prompt_tokens / max(profile.kv_tokens(pool.parallelism), 1))
-    rest_s = p.per_request_s + p.per_token_squared_s * tokens * (tokens + 2 * cached)
-    rest_s = rest_s + latency.small.per_context_token_s * cached
-    host_s = host.step_s * launches + host.sequence_s + host.token_s * tokens
-    return max(
-        _lower_mean(host_s + (constant_s * launches + per_token_s * tokens + rest_s) / pool.parallelism.pp)
-        for constant_s, per_token_s in _prefill_lines(p)
-    )
-
-
-def _decode_step_work_s(pool: Pool, case: Case) -> float:
-    """Return a lower limit of the time a request takes of its decode instance, driver apart; 0 where unknown.
-
-    With pp stages, K launches of a request keep each stage busy for 1/pp of their time. They also keep its KV: a step
-    of S tokens that takes T holds S·T of the cache's tokens times seconds, and the more launches share the context,
-    the fewer that is. So the least time is the larger of the two at the number of launches that suits it best.
-    """
-    profile, pp = case.profiles[pool.role], pool.parallelism.pp
-    latency = _affine(profile.latency_of(pool.parallelism))
-    if not _bounded(latency):
-        return 0.0
-    fewest, steps, contexts = _decode_launches(pool, case)
-    requests, kv_tokens = _request_limit(pool, profile), max(profile.kv_tokens(pool.parallelism), 1)
-    if pp == 1 or not steps:
-        return _decode_steps_s(latency, steps, fewest, contexts, requests)
-    fixed_s, slope_s = _decode_floor(pool, case)
-
-    def stages_s(launches: float) -> float:
-        return _decode_steps_s(latency, steps, launches, contexts, requests) / pp
-
-    def memory_s(launches: float) -> float:
-        return (fixed_s + slope_s * contexts / launches) * contexts / kv_tokens
-
-    low, high = fewest, max(steps, fewest)
-    if stages_s(low) >= memory_s(low):
-        return stages_s(low)
-    for _ in range(40):
-        middle = (low + high) / 2
-        low, high = (middle, high) if stages_s(middle) < memory_s(middle) else (low, middle)
-    return stages_s(low)
-
-
-def _decode_driver_work_s(pool: Pool, case: Case) -> float:
-    """Return a lower limit of the time a request takes of its decode instance's driver, waits for pulls apart."""
-    profile, handover = case.profiles[pool.role], case.handover
-    host = profile.host_of(pool.role, pool.parallelism.pp)
-    # A launch pays for posting a pull; that of a request without decode steps may come after all launches.
-    pays = case.sample.steps(handover.first_token_from) > 0
-    blocks = np.ceil(case.sample.prompt_tokens / profile.block_tokens)
-    posting_s = np.where(pays, handover.post_s + handover.post_block_s * blocks, 0.0)
-    return _host_s(host, *_decode_launches(pool, case)) + _lower_mean(posting_s)
-
-
-def _decode_launches(pool: Pool, case: Case) -> tuple[float, float, float]:
-    """Return launches, steps and total context of a request; launches are shared with as many others as fit."""
-    mode, profile = case.handover.first_token_from, case.profiles[pool.role]
-    steps, contexts = _lower_mean(case.sample.steps(mode)), _lower_mean(case.sample.contexts(mode))
-    kv_tokens, requests = profile.kv_tokens(pool.parallelism), _request_limit(pool, profile)
-    return _least_launches(steps, contexts, kv_tokens, requests), steps, contexts
-
-
-def _colocated_work_s(pool: Pool, case: Case) -> float:
-    """Return a lower limit of the time a request takes of a colocated instance's busiest resource; 0 where unknown."""
-    profile, sample = case.profiles[pool.role], case.sample
-    latency = _affine(profile.latency_of(pool.parallelism))
-    if not _bounded(latency):
-        return 0.0
-    pp = pool.parallelism.pp
-    host, p = profile.host_of(pool.role, pp), latency.prefill
-    tokens, cached = sample.computed_tokens, sample.cached_tokens
-    steps, contexts = _lower_mean(sample.steps(FirstToken.PREFILL)), _lower_mean(sample.contexts(FirstToken.PREFILL))
-    requests, kv_tokens = _request_limit(pool, profile), profile.kv_tokens(pool.parallelism) / pp
-    launches = _least_launches(steps, contexts, kv_tokens, requests)
-    if pool.token_budget is not None:
-        launches = max(launches, (_lower_mean(tokens) + steps) / pool.token_budget)
-    prompt_s = p.per_request_s + p.least_per_token_s * tokens + p.per_token_squared_s * tokens * (tokens + 2 * cached)
-    work_s = _lower_mean(prompt_s + latency.small.per_context_token_s * cached)
-    work_s += _decode_steps_s(latency, steps, launches, contexts, requests) if steps else 0.0
-    host_s = _host_s(host, launches, steps, contexts) + host.sequence_s + host.token_s * _lower_mean(tokens)
-    if pool.policy in {Policy.PREFILL_FIRST, Policy.DECODE_FIRST}:
-        # Prompts take steps of their own; under the other policies they ride on decode steps.
-        token_limit = _prefill_token_limit(pool, case)
-        batches = max(_lower_mean(np.minimum(tokens, token_limit)) / token_limit, 1 / requests)
-        work_s += p.constant_s * batches
-        host_s += host.step_s * batches
-    # Each of the pp loops is busy from a launch's start to its step's end; all share one driver.
-    return max(host_s, (host_s + work_s) / pp)
-
-
-def _least_launches(steps: float, contexts: float, kv_tokens: float, requests: float) -> float:
-    """Return the fewest launches a request can take part in, shared with as many others as fit."""
-    return max(contexts / max(kv_tokens, 1), steps / requests)
-
-
-def _decode_steps_s(latency: AffineLatency, steps: float, launches: float, contexts: float, requests: float) -> float:
-    """Return the least step time of `steps` tokens of a request in at least `launches` launches.
-
-    A launch of B costs at least f(B) + b·S with f convex (the lower hull over all batch sizes); by Jensen K launches of
-    N tokens cost at least K·f(N/K), and K may be larger than the fewest where smaller batches are cheaper a token.
-    """
-    if steps <= 0:
-        return 0.0
-    sizes, floor_s, slope_s = _hull(latency, requests)
-    mean_batch = min(max(steps / launches, 1.0), requests)
-    if mean_batch > sizes[-1]:
-        growth_s = float((floor_s[-1] - floor_s[-2]) / (sizes[-1] - sizes[-2])) if len(sizes) > 1 else 0.0
-        floor = float(floor_s[-1]) + (mean_batch - float(sizes[-1])) * growth_s
-    else:
-        floor = float(np.interp(mean_batch, sizes, floor_s))
-    smaller = sizes <= mean_batch
-    per_token_s = min(floor / mean_batch, float(np.min(floor_s[smaller] / sizes[smaller])))
-    return steps * per_token_s + slope_s * contexts
-
-
-@functools.lru_cache(maxsize=256)
-def _hull(latency: AffineLatency, requests: float) -> tuple[Floats, Floats, float]:
-    """Return the lower convex hull (sizes, seconds) of a step without context over batch sizes, and the least slope."""
-    largest = int(min(requests, max(_LARGEST_BATCH, 2 * latency.threshold_requests)))
-    sizes = np.arange(1, largest + 1, dtype=np.float64)
-    small, large = (d.constant_s + np.array([d.requests_s(n) for n in sizes]) for d in (latency.small, latency.large))
-    seconds = np.where(sizes < latency.threshold_requests, small, large)
-    hull: list[int] = []
-    for i in range(largest):
-        while len(hull) > 1:
-            a, b = hull[-2], hull[-1]
-            if (seconds[b] - seconds[a]) * (i - a) < (seconds[i] - seconds[a]) * (b - a):
-                break
-            hull.pop()
-        hull.append(i)
-    slope_s = min(latency.small.per_context_token_s, latency.large.per_context_token_s)
-    return sizes[hull], seconds[hull], slope_s
-
-
-def _decode_floor(pool: Pool, case: Case) -> tuple[float, float]:
-    """Return (a, b): no launch with a request of context c in it, whatever its batch, takes less than a + b·c seconds.
-
-    Any batch, because published fits are known to fall where the batch passes a threshold.
-    """
-    profile = case.profiles[pool.role]
-    host = profile.host_of(pool.role, pool.parallelism.pp)
-    latency, requests = _affine(profile.latency_of(pool.parallelism)), _request_limit(pool, profile)
-    if isinstance(latency, AffineLatency):
-        parts = [(latency.small, 1)]
-        if requests >= latency.threshold_requests:
-            parts.append((latency.large, latency.threshold_requests))
-        fixed_s = min(part.constant_s + part.requests_s(size) for part, size in parts)
-        slope_s = min(part.per_context_token_s for part, _ in parts)
-    else:
-        fixed_s, slope_s = latency.decode_s(1, 1), 0.0
-    return fixed_s + host.step_s + host.sequence_s, slope_s + host.token_s
-
-
-def _affine(latency: LatencyModel) -> LatencyModel:
-    """Return the model itself, or an affine one below it where it is analytic."""
-    if isinstance(latency, SendingLatency):
-        below = _affine(latency.model)
-        return affine_with_sends(below, latency.sends) if isinstance(below, AffineLatency) else latency
-    return affine_floor(latency) if isinstance(latency, AnalyticLatency) else latency
-
-
-def _bounded(latency: LatencyModel) -> TypeGuard[AffineLatency]:
-    """Return whether the fluid bounds know this form and its coefficients are such that they hold."""
-    if not isinstance(latency, AffineLatency):
-        return False
-    p = latency.prefill
-    numbers = [p.constant_s, p.per_token_s, p.per_token_squared_s, p.per_request_s, *(slope for _, slope in p.bends)]
-    for d in (latency.small, latency.large):
-        numbers += [d.constant_s, d.per_context_token_s, d.per_request_s, *(slope for _, slope in d.bends)]
-    return min(numbers) >= 0
-
-
-def _prefill_lines(prefill: AffinePrefill) -> list[tuple[float, float]]:
-    """Return lines (a, b), a and b >= 0: constant and tokens of a prefill step never take less than a + b * tokens.
-
-    They are the edges of the lower convex hull that meet the axis at or above zero, and the steepest line through zero.
-    """
-    corners = [(0.0, prefill.constant_s)]
-    corners += [(float(bend), prefill.constant_s + prefill.tokens_s(bend)) for bend, _ in prefill.bends]
-    last_s = prefill.bends[-1][1] if prefill.bends else prefill.per_token_s
-    lines = [(prefill.constant_s, prefill.least_per_token_s)]
-    slopes = {last_s, *((b[1] - a[1]) / (b[0] - a[0]) for i, a in enumerate(corners) for b in corners[i + 1 :])}
-    slopes.add(min([last_s, *(seconds / tokens for tokens, seconds in corners[1:])]))
-    for slope_s in slopes:
-        if 0 <= slope_s <= last_s:
-            constant_s = min(seconds - slope_s * tokens for tokens, seconds in corners)
-            if constant_s >= 0:
-                lines.append((constant_s, slope_s))
-    return lines
-
-
-def _prefill_token_limit(pool: Pool, case: Case) -> float:
-    limit: float = case.profiles[pool.role].limits.get(pool.role, BatchLimits()).tokens
-    asked = case.options.prefill_token_limit_at(pool.parallelism.tp)
-    if pool.role is Role.PREFILL and asked is not None:
-        limit = asked
-    # Without any limit a batch may be as large as one likes: then it costs nothing per request.
-    return min(limit, 1e18)
-
-
-def _request_limit(pool: Pool, profile: Profile) -> float:
-    limit: float = profile.limits.get(pool.role, BatchLimits()).requests
-    return limit if pool.token_budget is None else min(limit, pool.token_budget)
 
 
 def _transfer_s(placement: Placement, case: Case) -> Floats:
@@ -485,15 +318,3 @@ def _handed_over(case: Case) -> NDArray[np.bool_]:
     if case.handover.first_token_from is FirstToken.PREFILL:
         return case.sample.output_tokens > 1
     return np.ones(len(case.sample.output_tokens), dtype=np.bool_)
-
-
-def _host_s(host: HostOverhead, launches: float, sequences: float, tokens: float) -> float:
-    return host.step_s * launches + host.sequence_s * sequences + host.token_s * tokens
-
-
-def _lower_mean(values: Floats) -> float:
-    """Return the mean, lower by `_MARGIN` standard errors: the true mean is hardly ever below it."""
-    if len(values) == 0:
-        return 0.0
-    error = float(values.std()) / math.sqrt(len(values))
-    return max(0.0, float(values.mean()) - _MARGIN * error)

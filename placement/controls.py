@@ -16,6 +16,7 @@ from dsim.workload.arrivals import Constant, Gamma, Poisson
 from placement import bounds
 from placement.probe import Scenario
 from placement.statistics import Controls, stretches
+from placement.work import prefill_alone_s
 
 Floats = NDArray[np.float64]
 
@@ -130,8 +131,8 @@ class _Queue:
         pool, usual = placement.pools[0], traffic.usual_head()
         longest = max(float(usual.computed_tokens.max()), float(case.sample.computed_tokens.max()))
         lengths = np.unique(np.geomspace(1, longest, _LENGTHS).round())
-        grid = bounds.Sample(lengths, np.ones_like(lengths), np.zeros_like(lengths))
-        service_s = bounds.prefill_alone_s(pool, bounds.Case(case.profiles, grid, case.slo, case.target, case.options))
+        grid = bounds.Sample(lengths, np.ones_like(lengths), np.zeros_like(lengths), np.zeros_like(lengths))
+        service_s = prefill_alone_s(pool, bounds.Case(case.profiles, grid, case.slo, case.target, case.options))
 
         def queue(scale: float, limit_s: float) -> _Queue:
             return cls(rate_per_s, lengths, service_s, scale / pool.count, limit_s)

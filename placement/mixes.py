@@ -206,7 +206,7 @@ def case_of(placement: Placement, known: Case, mixes: Sequence[Mix], cases: dict
             options = replace(options, prefill_token_limit=None)
         placed = {pool.role: with_limits(profiles[pool.role], pool) for pool in placement.pools}
         used: Mapping[Role, Profile] = {**profiles, **placed} if own else profiles
-        cases[limits] = replace(known, profiles=used, options=options, known={}, idle={})
+        cases[limits] = replace(known, profiles=used, options=options, known={}, waits={}, idle={})
     return cases[limits]
 
 

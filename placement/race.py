@@ -31,8 +31,9 @@ _DOUBT: Final = 0.02
 _ABREAST: Final = 12
 #: Candidates from which the first to be examined are chosen.
 _SEEDS: Final = 16
-#: Goodput over bound expected of a candidate: where roots are sought first, never a reason to prune.
-_EXPECTED, _EXPECTED_PIPELINED = 0.85, 0.65
+#: Goodput expected of a candidate over what it can do (a colocated pipeline keeps its latency), and over its tightest
+#: bound: where roots are sought first, never a reason to prune.
+_EXPECTED, _EXPECTED_PIPELINED, _OF_BOUND = 0.85, 0.65, 0.9
 #: How far above a rate, as a log ratio, the goodput of an entrant that passes there is guessed rather than sought.
 _NEAR: Final = 0.04
 #: What is left in the long run of a rate that a brief run from an empty system shows.
@@ -135,12 +136,13 @@ class Entrant:
 
     @property
     def expected(self) -> float:
-        """Goodput per GPU guessed from the capacity."""
+        """Goodput per GPU guessed from the capacity and the bounds."""
         if not math.isfinite(self.capacity_per_s):
             return self.headroom
-        pipelined = any(pool.parallelism.pp > 1 for pool in self.placement.pools)
+        pipelined = self.placement.is_colocated and self.placement.pools[0].parallelism.pp > 1
         share = _EXPECTED_PIPELINED if pipelined else _EXPECTED
-        return self.capacity_per_s / self.num_gpus * share * self.headroom
+        guess_per_s = min(self.capacity_per_s * share * self.headroom, self.bounds[0].rate_per_s * _OF_BOUND)
+        return guess_per_s / self.num_gpus
 
     def note_failed(self, rate: float, why: str) -> None:
         """Note that it cannot sustain this rate per GPU."""

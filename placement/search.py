@@ -500,7 +500,9 @@ class _Search:
                 continue
             worth = self._replicas(placement) * placement.num_gpus / cluster.num_gpus
             analytic = bounds.upper_bounds(placement, known)
-            capacity = min((bound.rate_per_s for bound in analytic if bound.rate_per_s > 0), default=math.inf)
+            # What it can do, whether within the limits or not.
+            able = [bound.rate_per_s for bound in analytic if bound.rate_per_s > 0 and not bound.by_limits]
+            capacity = min(able, default=math.inf)
             if self.scenario.transient:
                 # A finite run may end before its backlog hurts: only what is impossible for one request is.
                 analytic = (bounds.idle_bound(placement, known),)

@@ -86,9 +86,11 @@ WORKINGS = {
     "placement.cache": "results of runs as a cache file has them",
     "placement.crew": "what runs probes, and what becomes of those that do not end by themselves",
     "placement.cover": "the state of a plan on GPUs of several types",
+    "placement.decoding": "costs and demand, until they are a bound",
     "placement.probe": "tasks and outcomes that the runner carries",
     "placement.race": "the state of a search",
     "placement.shards": "parts of a search as their files have them",
+    "placement.waiting": "a queue and its servers, until they are a bound",
     "placement.worker": "what workers answer",
 }
 
@@ -101,7 +103,7 @@ WORKING_CLASSES = {
     "Estimator": "the state of the search for one goodput",
     "Level": "a mean on its way to an interval",
     "Observation": "what the estimator is told",
-    "Sample": "lengths from which the bounds take means",
+    "Sample": "requests from which the bounds take means",
 }
 
 #: How a name ends (or, without a leading underscore, what it contains) whose values have this unit.
