@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass, field
 from typing import Final
@@ -86,6 +87,7 @@ class Traffic:
         mean = seen.mean(axis=0)
         covariance = np.cov(seen, rowvar=False) / len(seen)
 
+        @functools.cache
         def of(replication: int) -> Floats:
             requests = self._requests(replication, self.warmup + self.counted)
             departures: Floats = queue.features(requests, self.warmup, self.parts) - mean
