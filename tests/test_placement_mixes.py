@@ -439,6 +439,9 @@ def test_a_search_finds_the_better_limit() -> None:
     best = search(question).best.disaggregated
     assert best is not None
     assert str(best.placement) == "1xP:tp1pp1 + 1xD:tp1pp1/requests16"
+    assert best.goodput is not None
+    # More than an engine with its own limit can ever serve, which must not end the search for it.
+    assert best.goodput.rate_per_s.best > 1.1 * bounds.upper_bounds(best.placement, case(question))[0].rate_per_s
 
 
 # Answers
