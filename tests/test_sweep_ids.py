@@ -270,7 +270,16 @@ def test_every_key_is_varied() -> None:
 
 #: A permission, which changes no number of a setting that needs none; the seed, which every id has; and what is
 #: part of a profile, which counts as a whole, as the profiles of both pools do where one of them runs alone.
-SILENT = {"extrapolate", "seed", "handover", "kv_link", "prefill_gpu", "decode_gpu", "prefill_profile", "decode_profile"}
+SILENT = {
+    "extrapolate",
+    "seed",
+    "handover",
+    "kv_link",
+    "prefill_gpu",
+    "decode_gpu",
+    "prefill_profile",
+    "decode_profile",
+}
 #: Of runs too long for a test; a finite one shows the same.
 LONG = {"steady": "goodput"}
 

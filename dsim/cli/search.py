@@ -69,6 +69,7 @@ from dsim.cli.pools import (
     mixed_gpus,
     mixed_introduction,
     roles_of,
+    there_of_each,
     whole_number_of_gpus,
 )
 from dsim.cli.prices import PriceOption, asked_prices, price_lines, price_list, usd, with_costs
@@ -591,6 +592,7 @@ def _found(
                 Rate(sought.rate_per_s),
                 prices=sought.prices,
                 available_gpus=question.cluster.num_gpus,
+                available_by_type=there_of_each(question),
                 executor=executor,
                 progress=progress,
             )
