@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 from dsim.errors import InputError
@@ -38,15 +37,26 @@ def usage(chosen: Mapping[Block, int]) -> dict[str | None, int]:
     return found
 
 
-def check_available(available: Mapping[str, int], where: str = "--gpus") -> None:
+def check_available(available: Mapping[str, int], total: int | None = None, where: str = "--gpus") -> None:
     """Refuse more GPUs than can be looked at by type.
 
     Raises:
         InputError: there are too many.
     """
-    if math.prod(number + 1 for number in available.values()) > _MOST:
+    within = math.inf if total is None else math.comb(total + len(available), len(available))
+    if min(math.prod(number + 1 for number in available.values()), within) > _MOST:
         shown = ",".join(f"{name}={number}" for name, number in available.items())
         raise InputError(where, "is too many to plan by type", value=shown, hint="give one number, of all together")
+
+
+def _within(available: Sequence[int], most: float) -> Iterator[tuple[int, ...]]:
+    """Yield every combination of numbers up to those available whose sum is at most so much, in order."""
+    if not available:
+        yield ()
+        return
+    for first in range(int(min(available[0], most)) + 1):
+        for rest in _within(available[1:], most - first):
+            yield (first, *rest)
 
 
 class Limited:
@@ -54,11 +64,14 @@ class Limited:
 
     Args:
         available: GPUs of each type that the blocks lie on.
+        total: GPUs of all types together; None: no limit of its own.
         serve: which of `serves` counts: `low`, `best` or `high`.
     """
 
-    def __init__(self, blocks: Sequence[Block], available: Mapping[str, int], *, serve: str = "low") -> None:
-        check_available(available)
+    def __init__(
+        self, blocks: Sequence[Block], available: Mapping[str, int], *, total: int | None = None, serve: str = "low"
+    ) -> None:
+        check_available(available, total)
         self._types = list(available)
         self._blocks = list(blocks)
         needs = [gpus_by_type(block.trial.placement) for block in blocks]
@@ -66,7 +79,8 @@ class Limited:
         serves = [float(getattr(block.serves, serve)) for block in blocks]
         #: By GPUs of each type: what they serve at most, the last copy (-1 for none), and the weight of all.
         self._most: dict[tuple[int, ...], tuple[float, int, int]] = {}
-        for at in itertools.product(*(range(available[name] + 1) for name in self._types)):
+        most = math.inf if total is None else total
+        for at in _within([available[name] for name in self._types], most):
             best = (0.0, -1, 0)
             for number, need in enumerate(self._needs):
                 left = tuple(a - n for a, n in zip(at, need, strict=True))

@@ -335,9 +335,11 @@ class _Sizer:
         trials = tuple(sorted((block.trial for block in blocks), key=_by_goodput))
         most = None if self.available_gpus is None else self._most(blocks, self.available_gpus)
         if self.available_by_type is not None and blocks:
-            limited = Limited(blocks, self.available_by_type)
+            limited = Limited(blocks, self.available_by_type, total=self.available_gpus)
             most = limited.most
-            if any(number > self.available_by_type.get(gpu or "", 0) for gpu, number in usage(chosen).items()):
+            used = usage(chosen)
+            short = any(number > self.available_by_type.get(gpu or "", 0) for gpu, number in used.items())
+            if short or (self.available_gpus is not None and sum(used.values()) > self.available_gpus):
                 # Where there are too few of what is best, others may do.
                 chosen = limited.cover(self.demand.amount * (1 - _ROUNDING)) or chosen
         plan = self._plan(chosen) if chosen else None
@@ -500,7 +502,8 @@ class _Sizer:
                 for gpu, number in gpus_by_type(kind.placement).items():
                     used[gpu] = used.get(gpu, 0) + kind.count * number
             nodes_used, there = self._nodes_by_type(plan.copies), self.available_by_type
-            return all(
+            total = plan.num_gpus if self.available_gpus is None else self.available_gpus
+            return plan.num_gpus <= total and all(
                 number <= there.get(gpu or "", 0)
                 and nodes_used[gpu] <= -(-there.get(gpu or "", 0) // self._gpus_per_node(gpu))
                 for gpu, number in used.items()

@@ -439,6 +439,9 @@ def test_a_search_finds_the_better_limit() -> None:
     best = search(question).best.disaggregated
     assert best is not None
     assert str(best.placement) == "1xP:tp1pp1 + 1xD:tp1pp1/requests16"
+    assert best.goodput is not None
+    # More than an engine with its own limit can ever serve, which must not end the search for it.
+    assert best.goodput.rate_per_s.best > 1.1 * bounds.upper_bounds(best.placement, case(question))[0].rate_per_s
 
 
 # Answers
@@ -657,6 +660,11 @@ def test_a_size_uses_what_is_there_of_each_type(monkeypatch: pytest.MonkeyPatch)
     short = plan(25.0, {FAST: 2, SLOW: 9})
     assert short.fits
     assert copies(short) == {f"1xC:tp1pp1@{FAST}": 2, f"1xC:tp1pp1@{SLOW}": 2}
+    question = mixed_question(fleet=fleet(1, 1), num_requests=None, mode=Mode.COLOCATED)
+    there = {FAST: 2, SLOW: 9}
+    in_all = size(question, Rate(25.0), prices=priced(1.0, 1.0), available_gpus=3, available_by_type=there)
+    assert not in_all.fits
+    assert in_all.most == 2 * 10.0 + 4.0
     few = plan(25.0, {FAST: 2, SLOW: 1})
     assert not few.fits
     assert copies(few) == {f"1xC:tp1pp1@{FAST}": 3}

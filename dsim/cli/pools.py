@@ -306,6 +306,12 @@ def whole_number_of_gpus(text: str | None) -> int | None:
     return None if text is None else number_of_gpus(text)
 
 
+def there_of_each(question: Question) -> dict[str, int] | None:
+    """Return the GPUs there are of each type; None where there is one."""
+    fleet = question.fleet
+    return None if fleet is None or len(fleet.types) < 2 else {n: part.num_gpus for n, part in fleet.types.items()}
+
+
 def available_by_type(question: Question, text: str | None) -> tuple[dict[str, int] | None, Question]:
     """Return the GPUs there are of each type, None without such limits; and the question about what they allow.
 
