@@ -654,6 +654,7 @@ def _found(
             Rate(sought.rate_per_s),
             prices=sought.prices,
             available_gpus=question.cluster.num_gpus,
+            available_by_type=there_of_each(question),
             executor=crew,
             progress=progress,
         )
@@ -661,27 +662,12 @@ def _found(
     if sought.pareto:
         from placement.pareto import pareto
 
-<<<<<<< HEAD
         points = pareto(question, result, prices=sought.prices, executor=crew)
     more = More(sizing=sizing, points=points)
     best = [trial for trial in (result.best.disaggregated, result.best.colocated) if trial is not None]
     if runs.folder is None or runs.shard is not None or not best:
         return result, (), more
     from placement.curve import attainment_curves
-=======
-            sizing = size(
-                question,
-                Rate(sought.rate_per_s),
-                prices=sought.prices,
-                available_gpus=question.cluster.num_gpus,
-                available_by_type=there_of_each(question),
-                executor=executor,
-                progress=progress,
-            )
-        result = sizing.searched if sizing is not None else run(question, executor=executor, progress=progress)
-        if sought.pareto:
-            from placement.pareto import pareto
->>>>>>> pools
 
     curves = attainment_curves(question, best, shares=_CURVE_SHARES, executor=crew, progress=progress)
     return result, curves, more
