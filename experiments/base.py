@@ -233,7 +233,7 @@ def _search(section: Section, profiles: Mapping[Role, Profile]) -> SearchSetting
             gpus=whole_at(asked, "gpus", at_least=1),
             nodes=whole_at(asked, "nodes", at_least=1),
             gpus_per_node=whole_at(asked, "gpus_per_node", at_least=1, at_most=1024),
-            within_node=affinity is Affinity.LOW,
+            side_by_side=affinity is Affinity.LOW,
         )
     policies = _listed(asked, "policies", lambda item: item.choice(Policy))
     budgets = _listed(asked, "token_budgets", lambda item: item.integer(at_least=1, at_most=1_000_000_000))

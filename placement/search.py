@@ -58,7 +58,7 @@ _COARSE: Final = 0.1
 
 
 class Affinity(enum.Enum):
-    """Whether KV crosses nodes fast (DistServe's Algorithm 1) or only NVLink in a node does (Algorithm 2)."""
+    """Where instances lie: each by itself (DistServe's Algorithm 1), or their stages side by side (Algorithm 2)."""
 
     HIGH = "high"
     LOW = "low"
@@ -149,7 +149,8 @@ class Question:
     def cluster(self) -> space.Cluster:
         """The GPUs there are."""
         per_node = self.gpus_per_node or self.gpu.gpus_per_node
-        return space.Cluster(self.num_gpus or per_node, per_node)
+        low = self.affinity is Affinity.LOW
+        return space.cluster_of(self.gpu, num_gpus=self.num_gpus or per_node, gpus_per_node=per_node, side_by_side=low)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the question for provenance."""
@@ -180,12 +181,14 @@ def candidates(question: Question) -> tuple[Placement, ...]:
     cluster = question.cluster
     found: list[Placement] = []
     if question.mode is not Mode.COLOCATED:
-        prefill = space.parallelisms(question.profiles[Role.PREFILL].model, max_gpus=cluster.largest_instance)
-        decode = space.parallelisms(question.profiles[Role.DECODE].model, max_gpus=cluster.largest_instance)
+        prefill = space.parallelisms(question.profiles[Role.PREFILL].model, max_gpus=cluster.num_gpus, cluster=cluster)
+        decode = space.parallelisms(question.profiles[Role.DECODE].model, max_gpus=cluster.num_gpus, cluster=cluster)
         pairs = space.disaggregated if question.affinity is Affinity.HIGH else space.paired
         found += pairs(prefill, decode, cluster=cluster)
     if question.mode is not Mode.DISAGGREGATED:
-        degrees = space.parallelisms(question.profiles[Role.COLOCATED].model, max_gpus=cluster.largest_instance)
+        degrees = space.parallelisms(
+            question.profiles[Role.COLOCATED].model, max_gpus=cluster.num_gpus, cluster=cluster
+        )
         variants = space.schedulings(question.policies, token_budgets=question.token_budgets)
         found += space.colocated(degrees, variants, cluster=cluster)
     return tuple(found)
@@ -269,7 +272,8 @@ def _highest_rate(question: Question, known: bounds.Case) -> float:
     """Return an upper bound on the rate that any placement of the question sustains, 1 where none is known."""
     best: dict[Role, float] = {}
     profiles = question.used_profiles
-    for placement in candidates(replace(question, affinity=Affinity.LOW, num_gpus=question.cluster.largest_instance)):
+    one_node = candidates(replace(question, affinity=Affinity.LOW, num_gpus=question.cluster.largest_node))
+    for placement in one_node or candidates(replace(question, affinity=Affinity.LOW)):
         for pool in placement.pools:
             if not feasibility.pool_reasons(pool, profiles, question.cluster, known.sample.longest):
                 per_gpu = bounds.pool_capacity(pool, known).rate_per_s / pool.num_gpus
@@ -282,11 +286,6 @@ def _highest_rate(question: Question, known: bounds.Case) -> float:
 def _warnings(asked: Scenario, cluster: space.Cluster) -> list[str]:
     """Return what a reader of the answer must know."""
     found = []
-    if cluster.num_gpus > cluster.gpus_per_node:
-        found.append(
-            "several nodes: transfers between nodes are priced at the speed of links within one, so placements that "
-            "span nodes look better than they are"
-        )
     first, second = (
         asked.workload.trace(
             num_requests=100,
@@ -351,7 +350,7 @@ class _Search:
             if reasons:
                 infeasible.append(Trial(placement, State.INFEASIBLE, reasons=reasons))
                 continue
-            worth = self._replicas(placement) * placement.num_gpus / cluster.num_gpus
+            worth = cluster.copies(placement) * placement.num_gpus / cluster.num_gpus
             analytic = bounds.upper_bounds(placement, self.case)
             capacity = min((bound.rate_per_s for bound in analytic if bound.rate_per_s > 0), default=math.inf)
             if self.scenario.transient:
@@ -361,17 +360,6 @@ class _Search:
             cheap = thrift(placement, self.question.prices)
             entrants.append(Entrant(placement, analytic, capacity, headroom, worth, cheap))
         return infeasible, entrants
-
-    def _replicas(self, placement: Placement) -> int:
-        """Return how many copies of a placement the cluster holds."""
-        cluster = self.question.cluster
-        if self.question.affinity is Affinity.LOW:
-            nodes, rest = divmod(cluster.num_gpus, cluster.gpus_per_node)
-            return nodes * (cluster.gpus_per_node // placement.num_gpus) + rest // placement.num_gpus
-        copies = cluster.num_gpus // placement.num_gpus
-        while copies > 1 and not cluster.packs(_times(placement, copies)):
-            copies -= 1
-        return copies
 
     def _sampling(self, replications: int, most: int) -> Sampling:
         return Sampling(
@@ -501,7 +489,7 @@ class _Search:
         return {t.placement for t in complete if t is complete[0] or _is_tied(t, complete[0], confidence)}
 
     def _trial(self, entrant: Entrant, reported: bool, stable_per_s: float | None) -> Trial:
-        placement, replicas = entrant.placement, self._replicas(entrant.placement)
+        placement, replicas = entrant.placement, self.question.cluster.copies(entrant.placement)
         if entrant.failure is not None:
             return Trial(placement, State.FAILED, replicas, (entrant.failure,))
         goodput = entrant.goodput
@@ -523,10 +511,6 @@ class _Search:
         return Trial(
             placement, State.PRUNED, replicas, (why,), bound_per_gpu_per_s=bound, failed_at_per_gpu_per_s=failed_at
         )
-
-
-def _times(placement: Placement, copies: int) -> Placement:
-    return Placement(tuple(replace(pool, count=pool.count * copies) for pool in placement.pools))
 
 
 def _sustains(trial: Trial) -> bool:

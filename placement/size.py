@@ -582,7 +582,7 @@ def remainders(placement: Placement, failures: int) -> tuple[Placement, ...]:
         return ()
     lost = [split for split in itertools.product(range(failures + 1), repeat=len(pools)) if sum(split) == failures]
     return tuple(
-        Placement(tuple(replace(pool, count=pool.count - gone) for pool, gone in zip(pools, split, strict=True)))
+        placement.with_counts([pool.count - gone for pool, gone in zip(pools, split, strict=True)])
         for split in reversed(lost)
     )
 

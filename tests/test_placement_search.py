@@ -27,7 +27,8 @@ from placement.goodput import Goodput, ratio
 from placement.probe import required_hits
 from placement.result import SearchResult, State, Trial
 from placement.search import Affinity, Mode, Question, candidates, search
-from tests.reference.systems import TICK_S, every_role, make_profile
+from profiles.handover import with_nic
+from tests.reference.systems import TICK_S, every_role, make_profile, tokens_per_s
 
 #: Utilisation at which 90 % of the customers of an M/D/1 queue leave within two service times: (1 - r) e^r = 0.9.
 RHO = 0.391_655
@@ -236,9 +237,29 @@ def test_what_no_request_can_meet_stays_pruned_when_asked_for() -> None:
     assert {t.state for t in result.trials} == {State.PRUNED, State.INFEASIBLE}
 
 
-def test_several_nodes_are_pointed_out() -> None:
-    question = tiny_question(slo=Slo(ttft_s=0.02, tpot_s=0.03), gpus_per_node=1)
-    assert any("several nodes" in warning for warning in search(question).warnings)
+def test_over_nodes_the_network_has_its_price() -> None:
+    """Instances of one GPU in nodes of one: all KV crosses, and over a slow network pairs fall behind."""
+    fast, slow = (
+        search(
+            tiny_question(
+                profiles=every_role(with_nic(tiny_profile(), tokens_per_s(rate))),
+                gpus_per_node=1,
+                mode=Mode.DISAGGREGATED,
+                num_requests=100,
+            )
+        )
+        for rate in (1e6, 2e3)
+    )
+    assert not fast.warnings
+    best, worse = (result.best.disaggregated for result in (fast, slow))
+    assert best is not None
+    assert worse is not None
+    assert best.placement.crossings == worse.placement.crossings == ((True,),)
+    first, second = (trial.goodput_per_gpu_per_s for trial in (best, worse))
+    assert first is not None
+    assert second is not None
+    assert second.high < 0.9 * first.low
+    assert best.to_dict()["layout"] == {"gpus_per_node": 1, "side_by_side": False, "prefill": [[0]], "decode": [[1]]}
 
 
 def test_the_fewest_hits_are_a_whole_number_whatever_the_fractions() -> None:
