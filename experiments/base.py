@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 from dsim.errors import InputError
+from dsim.gpu import Gpu
 from dsim.options import Options, PrefillBatching, Routing
 from dsim.pools import Placement, Policy, Role
 from dsim.profile import Profile
@@ -29,7 +30,7 @@ from experiments.settings import (
 from experiments.values import choice_at, placed, share_at, whole_at
 from placement.feasibility import cannot_run
 from placement.search import Affinity, Mode
-from placement.space import TOKEN_BUDGETS, asked_cluster
+from placement.space import TOKEN_BUDGETS, asked_cluster, cluster_of
 
 T = TypeVar("T")
 
@@ -72,6 +73,7 @@ def parse_setting(section: Section, *, folder: Path) -> Setting:
     if placement is not None and profiles and measure in {Measure.SIMULATE, Measure.GOODPUT}:
         profiles = _with_kv_blocks(profiles, placement, kv_blocks)
         _check_placement(section, placement, profiles)
+        placement = _on_nodes(section, placement, profiles[placement.pools[0].role].gpu)
     gpus = _gpus(measure, placement, phase, queueing)
     setting = Setting(
         measure=measure,
@@ -136,6 +138,23 @@ def _check_placement(section: Section, placement: Placement, profiles: Mapping[R
     if found:
         hint = "change the parallel degrees, or give a profile that has them"
         raise section.need("placement").error("cannot run: " + "; ".join(dict.fromkeys(found)), hint)
+
+
+def _on_nodes(section: Section, placement: Placement, gpu: Gpu) -> Placement:
+    """Return the placement packed onto the nodes that the section names."""
+    nodes = whole_at(section, "nodes", at_least=1, at_most=10_000)
+    if nodes is None:
+        for key in ("gpus_per_node", "affinity"):
+            if key in section:
+                raise section.need(key).error("belongs to nodes", "add nodes, or leave it out")
+        return placement
+    per_node = whole_at(section, "gpus_per_node", at_least=1, at_most=1024) or gpu.gpus_per_node
+    low = choice_at(section, "affinity", Affinity.HIGH) is Affinity.LOW
+    cluster = cluster_of(gpu, num_gpus=nodes * per_node, gpus_per_node=per_node, side_by_side=low)
+    if not cluster.packs(placement):
+        rule = f"are too few for {placement}: its instances do not pack into nodes of {per_node} GPUs"
+        raise section.need("nodes").error(rule, "give more nodes, or smaller instances")
+    return cluster.on(placement)
 
 
 def _phase(section: Section, placement: Placement | None) -> Role | None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from dsim.errors import InputError
-from dsim.handovers import parse_kv_link
+from dsim.handovers import parse_kv_link, parse_nic
 from dsim.hugging_face import is_config
 from dsim.options import Evidence
 from dsim.pools import Role
@@ -25,7 +25,7 @@ from dsim.yamlfile import Field, Section
 from experiments.settings import Measure, Traffic
 from experiments.values import check_file, file_at, placed, text_at, whole_at
 from profiles.choice import choose_colocated, choose_profile
-from profiles.handover import parse_handover, with_handover
+from profiles.handover import parse_handover, with_handover, with_nic
 
 
 def profiles_of(section: Section, measure: Measure, *, folder: Path) -> dict[Role, Profile]:
@@ -62,7 +62,12 @@ def _handing(section: Section, used: Profile, *, folder: Path) -> Profile:
         with placed(section, "handover"):
             handover = parse_handover(asked.text(), folder=folder)
     with placed(section, "kv_link" if handover is None else "handover"):
-        return with_handover(used, handover, kv_link=None if link is None else parse_kv_link(link))
+        used = with_handover(used, handover, kv_link=None if link is None else parse_kv_link(link))
+    nic = text_at(section, "nic")
+    if nic is None:
+        return used
+    with placed(section, "nic"):
+        return with_nic(used, parse_nic(nic))
 
 
 def _colocated(

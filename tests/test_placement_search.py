@@ -365,6 +365,22 @@ def test_authors_settings_agree_with_exhaustive_bisection_on_the_winner() -> Non
     assert all(t.low_per_gpu_per_s <= trials[0].low_per_gpu_per_s for t in trials)
 
 
+def test_pools_that_fail_alone_need_no_joint_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With many more pairs than pools each pool is looked at alone first, and the winner stays what it was."""
+    question = tiny_question(mode=Mode.DISAGGREGATED, num_gpus=12)
+    quick = authors_settings(question)
+    monkeypatch.setattr("placement.authors._MANY", math.inf)
+    all_run = authors_settings(question)
+    assert {t.placement for t in quick} == {t.placement for t in all_run}
+    assert all(t.probes >= 1 for t in all_run)
+    assert sum(t.probes for t in quick) < sum(t.probes for t in all_run) / 3
+    truth = {t.placement: t for t in all_run}
+    assert truth[quick[0].placement].low_per_gpu_per_s == pytest.approx(all_run[0].low_per_gpu_per_s, rel=0.02)
+    # What was not run at all would not have won.
+    best = quick[0].low_per_gpu_per_s
+    assert all(truth[t.placement].low_per_gpu_per_s <= best * 1.02 for t in quick if t.probes == 0)
+
+
 def test_machine_readable_form() -> None:
     answered = answer().to_dict()
     assert set(answered["best"]) == {"disaggregated", "colocated", "ratio"}
