@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import replace
+from unittest import mock
 
+import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
@@ -16,6 +18,7 @@ from dsim.options import Options, Routing
 from dsim.pools import Parallelism, Placement, Policy, Role
 from dsim.profile import Handover, HandoverMode, PointToPoint, Profile
 from dsim.simulate import simulate
+from placement import bounds
 from placement.search import Affinity, Mode, Question, candidates
 from placement.space import Cluster, cluster_of
 from profiles.handover import with_nic
@@ -23,6 +26,7 @@ from profiles.shipped import find_profile
 from tests.cli import Cli
 from tests.reference.nodes import capacities, crossings, step_times, where
 from tests.reference.systems import TICK_S, every_role, make_profile, make_trace, tokens_per_s
+from tests.test_placement_bounds import case_of, profiles
 from tests.test_twin import assert_equal_to_reference, systems
 
 
@@ -161,7 +165,7 @@ def test_a_transfer_takes_what_its_links_do() -> None:
     assert derived.tolist() == near.tolist()
 
 
-@settings(max_examples=80)
+@settings(max_examples=60)
 @given(st.data())
 def test_simulator_and_twin_agree_on_any_nodes(data: st.DataObject) -> None:
     drawn = data.draw(systems(dyadic=True))
@@ -180,6 +184,47 @@ def test_they_agree_where_the_costs_are_derived(data: st.DataObject) -> None:
     drawn = data.draw(systems(dyadic=False))
     placement = data.draw(placed(colocated=drawn.placement.is_colocated))
     assert_equal_to_reference(replace(drawn, placement=placement), tolerance_s=1e-9)
+
+
+@settings(max_examples=60)
+@given(profiles(), placed(), st.integers(0, 1000), st.sampled_from([1e-3, 0.1, 2.0]), st.floats(100.0, 1e5))
+def test_bounds_hold_on_any_nodes(profile: Profile, placement: Placement, seed: int, gap_s: float, rate: float) -> None:
+    """No request is faster than alone over the fastest links, and no run than its work and its links allow."""
+    handover = replace(profile.handover, node_bandwidth_bytes_per_s=tokens_per_s(rate))
+    profile = replace(profile, handover=handover)
+    rng = np.random.default_rng(seed)
+    n = 60
+    prompts = rng.integers(1, 200, n)
+    ticks = np.cumsum(rng.standard_exponential(n)) * gap_s / TICK_S
+    trace = make_trace(ticks.tolist(), prompts.tolist(), rng.integers(1, 60, n).tolist())
+    result = simulate(placement, trace, profiles=profile, options=Options(track_itl=False, check=True))
+    assume(not result.columns["rejected"].any())
+    case = case_of(result, profile)
+    ttft_s, tpot_s, e2e_s = bounds.alone_s(placement, case)
+    several, slack = result.columns["output_tokens"] > 1, 1 - 1e-9
+    assert np.all(result.ttft_s >= ttft_s * slack)
+    assert np.all(result.e2e_s >= e2e_s * slack)
+    assert np.all(result.tpot_s[several] >= tpot_s[several] * slack - 1e-12)
+    with mock.patch.object(bounds, "_MARGIN", 0.0):
+        least = bounds.upper_bounds(placement, case)[0]
+    span_s = float(result.columns["last_token_s"].max() - result.columns["arrival_s"][0])
+    assert n / span_s <= least.rate_per_s * (1 + 1e-9), least.name
+
+
+def test_where_all_kv_crosses_the_bound_is_that_of_the_network() -> None:
+    profile = linked(node_tokens_per_s=64.0)
+    trace = make_trace([0.0] * 8, [256] * 8, [2] * 8)
+    apart = Placement.parse("1xP:tp1pp1 + 1xD:tp1pp1").on(Nodes(2, 1))
+    case = case_of(simulate(apart, trace, profiles=profile), profile)
+    # 256 tokens at 64 a second.
+    assert {b.name: b.rate_per_s for b in bounds.upper_bounds(apart, case)}["prefill egress"] == pytest.approx(
+        1 / (4 + 2 * TICK_S)
+    )
+    # Of several pairs one shares a node.
+    mixed = Placement.parse("2xP:tp1pp1 + 2xD:tp1pp1").on(Nodes(4, 2))
+    assert {b.name: b.rate_per_s for b in bounds.upper_bounds(mixed, case)}["prefill egress"] == pytest.approx(
+        2 / (256 / 2**12 + 2 * TICK_S)
+    )
 
 
 def test_sends_from_node_to_node_are_derived_where_nobody_timed_them() -> None:
