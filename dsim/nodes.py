@@ -77,6 +77,8 @@ class Layout:
     def crosses(self, sender: int, receiver: int) -> bool:
         """Return whether KV of any layer goes from node to node on its way from a prefill to a decode instance."""
         first, second = self.pools[0][sender], self.pools[1][receiver]
+        if len(first) == len(second):
+            return first != second
         parts = math.lcm(len(first), len(second))
         return any(first[k * len(first) // parts] != second[k * len(second) // parts] for k in range(parts))
 

@@ -255,6 +255,7 @@ class Placement:
             return {}
         roles = [pool.role.name.lower() for pool in self.pools]
         where: dict[str, object] = {
+            "num_gpus": self.nodes.num_gpus,
             "gpus_per_node": self.nodes.gpus_per_node,
             "side_by_side": self.nodes.side_by_side,
             **{role: [list(at) for at in pool] for role, pool in zip(roles, found.pools, strict=True)},

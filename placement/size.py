@@ -16,7 +16,7 @@ from placement.pareto import played
 from placement.probe import Probe, Scenario
 from placement.result import SearchResult, State, Trial
 from placement.runner import Progress, Runner, local_processes
-from placement.search import Affinity, Question, case, horizon, scenario, search
+from placement.search import Question, case, horizon, scenario, search
 from placement.statistics import Interval, mean_interval
 
 #: Replications behind a mean E2E, and behind the verdict on a placement that has lost GPUs.
@@ -465,16 +465,22 @@ class _Sizer:
         return self.e2e[key]
 
     def _num_nodes(self, copies: Sequence[Copies]) -> int:
-        """Return the nodes that hold the instances, or whole copies where KV must not cross nodes."""
+        """Return the nodes that hold the copies, each of which lies as the one that was simulated."""
         counts: dict[int, int] = {}
+        per_node = self.question.cluster.gpus_per_node
         for kind in copies:
-            if self.question.affinity is Affinity.LOW:
-                counts[kind.placement.num_gpus] = counts.get(kind.placement.num_gpus, 0) + kind.count
-                continue
-            for pool in kind.placement.pools:
-                gpus = pool.parallelism.num_gpus
-                counts[gpus] = counts.get(gpus, 0) + kind.count * pool.count
-        return num_nodes(counts, self.question.cluster.gpus_per_node)
+            placement, found = kind.placement, kind.placement.layout
+            if not placement.is_colocated and found is not None:
+                # KV goes where it went in the simulation: no node is shared.
+                counts[per_node] = counts.get(per_node, 0) + kind.count * found.nodes_used
+            elif not placement.is_colocated and placement.num_gpus <= per_node:
+                counts[placement.num_gpus] = counts.get(placement.num_gpus, 0) + kind.count
+            else:
+                for pool in placement.pools:
+                    segments = pool.parallelism.inter_node_pp
+                    gpus = pool.parallelism.num_gpus // segments
+                    counts[gpus] = counts.get(gpus, 0) + kind.count * pool.count * segments
+        return num_nodes(counts, per_node)
 
     def _fits(self, plan: Plan) -> bool:
         if self.available_gpus is None:

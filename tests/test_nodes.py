@@ -18,6 +18,7 @@ from dsim.options import Options, Routing
 from dsim.pools import Parallelism, Placement, Policy, Role
 from dsim.profile import Handover, HandoverMode, PointToPoint, Profile
 from dsim.simulate import simulate
+from experiments.report.answer import Node, _placement
 from placement import bounds
 from placement.search import Affinity, Mode, Question, candidates
 from placement.space import Cluster, cluster_of
@@ -315,6 +316,18 @@ def test_high_affinity_has_instances_of_several_nodes() -> None:
     assert {_degrees(p, 0) for p in spans} == {(4, 2), (2, 4), (1, 8)}
 
 
+@given(placed())
+def test_an_answer_is_read_with_its_layout(placement: Placement) -> None:
+    pool = placement.pools[0]
+    row = {
+        "placement": str(placement),
+        "policy": None if pool.policy is None else pool.policy.value,
+        "token_budget": pool.token_budget,
+        **placement.layout_dict(),
+    }
+    assert _placement(Node("result.json", "", json.loads(json.dumps(row)))) == placement
+
+
 RUN = ("simulate", "-m", "13b", "-p", "4xP:tp2pp1 + 6xD:tp1pp1", "-r", "4", "-n", "60", "--finite")
 
 
@@ -325,6 +338,7 @@ def test_the_command_line_names_nodes(cli: Cli) -> None:
     assert "at 3.12 GB/s a link\n" in cli(*RUN, "--nodes", "2", "--nic", "25Gbit/s").out
     plan = json.loads(cli(*RUN, "--nodes", "2", "--dry-run", "--format", "json").out)
     assert plan["layout"] == {
+        "num_gpus": 16,
         "gpus_per_node": 8,
         "side_by_side": False,
         "prefill": [[0], [0], [1], [1]],

@@ -259,7 +259,13 @@ def test_over_nodes_the_network_has_its_price() -> None:
     assert first is not None
     assert second is not None
     assert second.high < 0.9 * first.low
-    assert best.to_dict()["layout"] == {"gpus_per_node": 1, "side_by_side": False, "prefill": [[0]], "decode": [[1]]}
+    assert best.to_dict()["layout"] == {
+        "num_gpus": 2,
+        "gpus_per_node": 1,
+        "side_by_side": False,
+        "prefill": [[0]],
+        "decode": [[1]],
+    }
 
 
 def test_the_fewest_hits_are_a_whole_number_whatever_the_fractions() -> None:
