@@ -221,7 +221,7 @@ class Setting:
     def _identity_of_placement(self) -> dict[str, Any]:
         assert self.placement is not None
         phase = None if self.phase is None else self.phase.name.lower()
-        found = {"placement": self.placement.label, "phase": phase, "kv_blocks": self.kv_blocks}
+        found: dict[str, Any] = {"placement": self.placement.label, "phase": phase, "kv_blocks": self.kv_blocks}
         pools = [pool for pool in self.placement.pools if self.phase in {None, pool.role}]
         segments = [pool.parallelism.inter_node_pp for pool in pools]
         if max(segments) > 1:

@@ -111,7 +111,7 @@ def authors_settings(question: Question, *, executor: Executor | None = None) ->
     running.sort(key=lambda item: (-item[0], item[2].num_gpus, item[2].label))
     best, found = 0.0, []
     while running:
-        batch = []
+        batch: list[_Bisection] = []
         while running and len(batch) < _ABREAST:
             _, capacity, placement = running.pop(0)
             # A finite run may outlive its capacity for a while.
