@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from dsim.contract import windowed_pairs
 from dsim.errors import InputError
-from dsim.gpu import Gpu
+from dsim.gpu import NETWORK_SHARE, NODE_LATENCY_S, Gpu
 from dsim.latency import Chunk, ValidRange
 from dsim.model import Model, WeightDtype
 from dsim.yamlfile import Section, read_yaml
@@ -27,8 +27,6 @@ _SAMPLER_S, _LOGIT_PASSES = 25e-6, 4
 #: Ranks do not reach an all-reduce at the same instant, as they do where one is timed alone. Source: one decode step of
 #: Llama-70B in 16 bits on four H100 takes 17.4 ms at batch 1 under vLLM 0.15; its kernels and vLLM's host work, 15.7.
 _WAIT_S = 10e-6
-#: Messages between nodes over RDMA, assumed: what a small one takes, and the share of the network that long ones reach.
-NODE_LATENCY_S, NETWORK_SHARE = 20e-6, 0.8
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,12 +17,13 @@ from dsim.profile import BatchLimits, FirstToken, HandoverMode, Preemption, Prof
 from dsim.recorder import StepRecord
 from dsim.routing import OnlyOne
 from dsim.running import RunningBatch
-from dsim.transfer import Port, TransferTimes, post
+from dsim.transfer import Port, TransferTimes, post, transfer_times
 
 if TYPE_CHECKING:
     import simpy
 
     from dsim.deployment import Deployment
+    from dsim.prefill import PrefillInstance
 
 
 class DecodeInstance:
@@ -63,7 +64,7 @@ class DecodeInstance:
         self._blocks_to_join = 0
         self._pulling = False
         self._preempted_now = False
-        self._transfer_times: dict[int, TransferTimes] = {}
+        self._transfer_times: list[TransferTimes] = []
         self._profile = profile
         self._parallelism = parallelism
         self._late_first_token = self._handover.first_token_from is FirstToken.DECODE
@@ -124,7 +125,7 @@ class DecodeInstance:
         if prefiller is None:
             start_s = end_s = now_s
         else:
-            times = self._times_of_transfers()
+            times = self._times_from(prefiller)
             start_s, end_s = post(now_s, prefiller.egress, self.ingress, times.duration_s(job.prompt))
             if self._layer_wise:
                 end_s = max(end_s, job.prefilled_s + times.last_layer_s(job.prompt))
@@ -142,15 +143,19 @@ class DecodeInstance:
         while self._may_pull():
             self._pull(now_s)
 
-    def _times_of_transfers(self) -> TransferTimes:
-        gpus = self._deployment.prefill_gpus
-        times = self._transfer_times.get(gpus)
-        if times is None:
-            links, model = min(gpus, self._parallelism.num_gpus), self._profile.model
-            rate = links * self._handover.bandwidth_bytes_per_s
-            times = TransferTimes(self._handover.latency_s, model.kv_bytes_per_token / rate, layers=model.layers)
-            self._transfer_times[gpus] = times
-        return times
+    def _times_from(self, prefiller: PrefillInstance) -> TransferTimes:
+        """Return what transfers from a prefill instance take."""
+        if not self._transfer_times:
+            placement = self._deployment.placement
+            sender, crossings = placement.pools[0], placement.crossings
+            within, across = (
+                transfer_times(self._profile, sender.parallelism, self._parallelism, crosses=crosses)
+                for crosses in (False, True)
+            )
+            self._transfer_times = [
+                across if crossings is not None and crossings[i][self.index] else within for i in range(sender.count)
+            ]
+        return self._transfer_times[prefiller.index]
 
     def _on_next_transfer_end(self, event: simpy.Event) -> None:
         self._on_transfer_end(self._in_transfer.popleft(), event)

@@ -51,7 +51,7 @@ class Deployment:
         self.recorder = recorder
         self.extrapolate = options.extrapolate
         self.prefill_only = phase is Role.PREFILL
-        self.prefill_gpus = placement.pools[0].parallelism.num_gpus
+        self.placement = placement
         self.on_finish: Callable[[Job], None] | None = None
         self._prefill_token_limit_at = options.prefill_token_limit_at
         # The handover is the decode side's affair (docs/semantics.md, section 5).

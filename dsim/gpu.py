@@ -3,6 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
+
+#: Share of a link's line rate that a transfer reaches where nothing says otherwise.
+LINK_SHARE: Final = 0.8
+#: What a small message between nodes takes over RDMA, and the share of the network that long ones reach; assumed.
+NODE_LATENCY_S: Final = 20e-6
+NETWORK_SHARE: Final = 0.8
 
 
 @dataclass(frozen=True, slots=True)

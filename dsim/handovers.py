@@ -17,8 +17,6 @@ from dsim.units import parse_bytes_per_s
 from dsim.yamlfile import Field, Section, read_yaml
 
 _FILE = Path(__file__).parent / "catalog" / "handovers.yaml"
-#: Share of a link's line rate that a transfer reaches where nothing says otherwise.
-LINK_SHARE: Final = 0.8
 #: No link is slower: smaller numbers are gigabytes per second.
 MIN_BYTES_PER_S: Final = 1e6
 #: Numbers of a preset that are those of `Handover`.
@@ -112,6 +110,19 @@ def parse_kv_link(text: str, where: str = "--kv-link") -> Link | float:
     hint = "nvlink, nic, pcie, or what one link reaches, as in 25GB/s"
     if not text.strip()[:1].isdigit():
         raise InputError(where, "is neither a link nor a rate", value=text, hint=hint)
+    return _rate(text, where, hint)
+
+
+def parse_nic(text: str, where: str = "--nic") -> float:
+    """Return what one GPU's link to another node reaches, bytes per second.
+
+    Raises:
+        InputError: it is no such rate.
+    """
+    return _rate(text, where, "what one GPU's link to another node reaches, as in 20GB/s")
+
+
+def _rate(text: str, where: str, hint: str) -> float:
     rate = parse_bytes_per_s(text, where)
     if not MIN_BYTES_PER_S <= rate < math.inf:
         raise InputError(where, f"must be >= {MIN_BYTES_PER_S:g} bytes per second", value=text, hint=hint)

@@ -428,7 +428,11 @@ def _transfers(facts: Facts) -> None:
         return
     (sender, _), (receiver, profile) = facts.pool(Role.PREFILL), facts.pool(Role.DECODE)
     links = min(sender.parallelism.num_gpus, receiver.parallelism.num_gpus)
-    per_token_s = profile.model.kv_bytes_per_token / (links * profile.handover.bandwidth_bytes_per_s)
+    crossings = facts.result.placement.crossings
+    pairs = np.array(crossings) if crossings is not None else np.zeros((sender.count, receiver.count), dtype=bool)
+    crosses = pairs[facts["prefill_instance"] * moved, facts["decode_instance"] * moved]
+    reached = [profile.handover.reached_bytes_per_s(profile.gpu, crosses=c) for c in (False, True)]
+    per_token_s = profile.model.kv_bytes_per_token / (links * np.where(crosses, reached[1], reached[0]))
     takes_s = profile.handover.latency_s + per_token_s * facts["prompt_tokens"]
     until_s: Floats = start_s + takes_s
     due_s = until_s

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import enum
+import functools
 import re
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 
-from dsim.errors import InputError
+from dsim.errors import InfeasiblePlacementError, InputError
+from dsim.nodes import Layout, Nodes, cuts, fits, layout
 
 
 class Role(enum.Enum):
@@ -28,15 +31,27 @@ class Policy(enum.Enum):
 
 @dataclass(frozen=True, slots=True, order=True)
 class Parallelism:
-    """Tensor (tp) and pipeline (pp) parallel degree of one instance."""
+    """Tensor (tp) and pipeline (pp) parallel degree of one instance.
+
+    Args:
+        inter_node_pp: equal segments of its stages that lie in different nodes; 1 where nobody says which nodes.
+    """
 
     tp: int = 1
     pp: int = 1
+    inter_node_pp: int = field(default=1, repr=False)
 
     def __post_init__(self) -> None:
-        for name, value in (("tp", self.tp), ("pp", self.pp)):
+        for name, value in (("tp", self.tp), ("pp", self.pp), ("inter_node_pp", self.inter_node_pp)):
             if value < 1:
                 raise InputError("parallelism", "must be >= 1", name=name, value=value)
+        if self.pp % self.inter_node_pp:
+            raise InputError("parallelism", f"must divide pp={self.pp}", name="inter_node_pp", value=self.inter_node_pp)
+
+    @property
+    def degrees(self) -> Parallelism:
+        """The degrees alone, wherever the stages lie."""
+        return self if self.inter_node_pp == 1 else Parallelism(self.tp, self.pp)
 
     @property
     def num_gpus(self) -> int:
@@ -139,6 +154,9 @@ _LIMITS = {"tokens": "max_batch_tokens", "requests": "max_batch_requests"}
 class Placement:
     """The pools of a deployment: one prefill and one decode pool, or one colocated pool.
 
+    Args:
+        nodes: that the instances are packed onto (`on`); None: all GPUs are joined by fast links.
+
     >>> p = Placement.parse("1xP:tp2pp1 + 2xD:tp1pp1")
     >>> p.num_gpus, str(p)
     (4, '1xP:tp2pp1 + 2xD:tp1pp1')
@@ -148,6 +166,7 @@ class Placement:
     """
 
     pools: tuple[Pool, ...]
+    nodes: Nodes | None = None
 
     def __post_init__(self) -> None:
         roles = [pool.role for pool in self.pools]
@@ -231,6 +250,63 @@ class Placement:
         """GPUs of all pools together."""
         return sum(pool.num_gpus for pool in self.pools)
 
+    def on(self, nodes: Nodes) -> Placement:
+        """Return the placement packed onto nodes; one that fits one node has nothing to say about them.
+
+        >>> Placement.parse("2xP:tp4pp1 + 2xD:tp4pp1").on(Nodes(16, 8)).layout.pools
+        (((0,), (1,)), ((0,), (1,)))
+
+        Raises:
+            InfeasiblePlacementError: it does not fit.
+        """
+        segments: Sequence[int] | None = [1] * len(self.pools)
+        within = self.num_gpus <= min(nodes.gpus_per_node, nodes.num_gpus)
+        if not within:
+            segments = cuts(nodes, _degrees(self.pools)) if self.packs(nodes) else None
+        if segments is None:
+            rule = f"its instances do not pack into {len(nodes.gpus)} nodes of {nodes.gpus_per_node} GPUs"
+            raise InfeasiblePlacementError(str(self), [rule])
+        pools = tuple(
+            pool
+            if pool.parallelism.inter_node_pp == cut
+            else replace(pool, parallelism=replace(pool.parallelism, inter_node_pp=cut))
+            for pool, cut in zip(self.pools, segments, strict=True)
+        )
+        return Placement(pools, None if within else nodes)
+
+    def packs(self, nodes: Nodes) -> bool:
+        """Return whether the instances fit into the nodes."""
+        return fits(nodes, _degrees(self.pools))
+
+    @property
+    def layout(self) -> Layout | None:
+        """Where the instances lie; None where no nodes are named."""
+        return None if self.nodes is None else _layout(self.pools, self.nodes)
+
+    def layout_dict(self) -> dict[str, object]:
+        """Return where the instances lie, as in docs/output.md; empty where no nodes are named."""
+        found = self.layout
+        if found is None or self.nodes is None:
+            return {}
+        roles = [pool.role.name.lower() for pool in self.pools]
+        where: dict[str, object] = {
+            "num_gpus": self.nodes.num_gpus,
+            "gpus_per_node": self.nodes.gpus_per_node,
+            "side_by_side": self.nodes.side_by_side,
+            **{role: [list(at) for at in pool] for role, pool in zip(roles, found.pools, strict=True)},
+        }
+        return {"layout": where}
+
+    @property
+    def crossings(self) -> tuple[tuple[bool, ...], ...] | None:
+        """Whether KV goes from node to node, by prefill and decode instance; None where no nodes are named."""
+        return None if self.nodes is None or self.is_colocated else _crossings(self.pools, self.nodes)
+
+    def with_counts(self, counts: Sequence[int]) -> Placement:
+        """Return the placement with so many instances in its pools, packed anew where it was packed."""
+        pools = tuple(replace(pool, count=count) for pool, count in zip(self.pools, counts, strict=True))
+        return Placement(pools) if self.nodes is None else Placement(pools).on(self.nodes)
+
     @property
     def is_colocated(self) -> bool:
         """Whether the instances run both phases."""
@@ -263,3 +339,19 @@ def _limits(text: str, pool: str, where: str) -> dict[str, int]:
             raise InputError(where, rule, name=f"/{part}", value=pool, hint="as in 1xP:tp2pp1/tokens4096/requests64")
         found[name] = int(part[len(word) :])
     return found
+
+
+@functools.lru_cache(maxsize=4096)
+def _layout(pools: tuple[Pool, ...], nodes: Nodes) -> Layout | None:
+    return layout(nodes, _degrees(pools))
+
+
+@functools.lru_cache(maxsize=4096)
+def _crossings(pools: tuple[Pool, ...], nodes: Nodes) -> tuple[tuple[bool, ...], ...]:
+    found = _layout(pools, nodes)
+    assert found is not None
+    return found.crossings
+
+
+def _degrees(pools: Sequence[Pool]) -> list[tuple[int, int, int]]:
+    return [(pool.parallelism.tp, pool.parallelism.pp, pool.count) for pool in pools]

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from dsim.errors import InfeasiblePlacementError, InputError
-from dsim.gpu import Gpu
+from dsim.gpu import LINK_SHARE, NETWORK_SHARE, NODE_LATENCY_S, Gpu
 from dsim.latency import HostOverhead, LatencyModel
 from dsim.model import Model
 from dsim.options import Evidence, PrefillBatching, TokenLimit
@@ -64,6 +64,8 @@ class Handover:
         stalls_decode: a pull holds the decode instance's driver until it ends; only with mode `direct`.
         latency_s: constant of one transfer.
         bandwidth_bytes_per_s: reached rate of one link; a transfer uses min(GPUs of sender, GPUs of receiver) links.
+        node_bandwidth_bytes_per_s: the same of a link to another node, where nodes are named; None: 80 % of the
+            network's line rate, no more than `bandwidth_bytes_per_s`.
         watermark: pulls stop while blocks pulled but not yet joined reach this share of the decode KV cache.
         hop_s: from a prompt's last prefill step to its handover; not with mode `layer-wise`, which begins before.
         post_s: driver time of posting one pull.
@@ -81,6 +83,15 @@ class Handover:
     post_s: float = 0.0
     post_block_s: float = 0.0
     step_s: float = 0.0
+    node_bandwidth_bytes_per_s: float | None = field(default=None, repr=False)
+
+    def reached_bytes_per_s(self, gpu: Gpu, *, crosses: bool) -> float:
+        """Return what one link reaches, within a node or to another one."""
+        if not crosses:
+            return self.bandwidth_bytes_per_s
+        if self.node_bandwidth_bytes_per_s is not None:
+            return self.node_bandwidth_bytes_per_s
+        return min(self.bandwidth_bytes_per_s, LINK_SHARE * gpu.network_bytes_per_s)
 
     def __post_init__(self) -> None:
         if not 0 < self.watermark <= 1:
@@ -122,6 +133,11 @@ class PointToPoint:
     bandwidth_bytes_per_s: float = math.inf
     node_latency_s: float = 0.0
     node_bandwidth_bytes_per_s: float = math.inf
+
+    @property
+    def knows_nodes(self) -> bool:
+        """Whether it says what sends from node to node take."""
+        return self.node_latency_s > 0 or self.node_bandwidth_bytes_per_s < math.inf
 
     def sends(self, *, within: int, across: int, token_bytes: float) -> Sends:
         """Return what a step's sends take.
@@ -226,19 +242,35 @@ class Profile:
     def latency_of(self, parallelism: Parallelism) -> LatencyModel:
         """Return the step times of an instance: `latency_at` its tp, and what its stages send each other.
 
-        Stages fill one node after the other, as many as it has GPUs for.
+        Stages lie in as many nodes as the parallelism says. Where it does not, they fill one node after the other, as
+        many as it has GPUs for, and what nobody says of sends takes no time.
 
         Raises:
             InfeasiblePlacementError: as `latency_at`.
         """
         latency = self.latency_at(parallelism.tp)
-        if parallelism.pp == 1 or self.p2p == PointToPoint():
+        named = parallelism.inter_node_pp > 1
+        p2p = self.sends_across_nodes if named else self.p2p
+        if parallelism.pp == 1 or p2p == PointToPoint():
             return latency
-        node_gpus = max(self.gpu.gpus_per_node, self.gpu.scale_up_domain_gpus)
-        across = math.ceil(parallelism.pp / max(node_gpus // parallelism.tp, 1)) - 1
+        across = parallelism.inter_node_pp - 1
+        if not named:
+            node_gpus = max(self.gpu.gpus_per_node, self.gpu.scale_up_domain_gpus)
+            across = math.ceil(parallelism.pp / max(node_gpus // parallelism.tp, 1)) - 1
         token_bytes = self.model.hidden_size * self.model.dtype_bytes
         return with_sends(
-            latency, self.p2p.sends(within=parallelism.pp - 1 - across, across=across, token_bytes=token_bytes)
+            latency, p2p.sends(within=parallelism.pp - 1 - across, across=across, token_bytes=token_bytes)
+        )
+
+    @property
+    def sends_across_nodes(self) -> PointToPoint:
+        """`p2p`, with what the GPU's network does where it does not know nodes: derived, nobody timed it."""
+        if self.p2p.knows_nodes:
+            return self.p2p
+        return replace(
+            self.p2p,
+            node_latency_s=NODE_LATENCY_S,
+            node_bandwidth_bytes_per_s=NETWORK_SHARE * self.gpu.network_bytes_per_s,
         )
 
     def host_of(self, role: Role, pp: int) -> HostOverhead:
@@ -270,6 +302,7 @@ class Profile:
 
     def _memory_tokens(self, parallelism: Parallelism) -> tuple[int, KvSource]:
         """Return the tokens whose KV the memory holds, and where that comes from."""
+        parallelism = parallelism.degrees
         given = self.kv_blocks.get(parallelism, self.kv_blocks.get(None))
         if given is not None:
             return given * self.block_tokens, KvSource.GIVEN
@@ -284,7 +317,7 @@ class Profile:
 
     def with_kv_blocks(self, placement: Placement, kv_blocks: int) -> Profile:
         """Return the profile with this KV capacity, in blocks, of every instance of the placement."""
-        given: KvBlocks = {pool.parallelism: kv_blocks for pool in placement.pools}
+        given: KvBlocks = {pool.parallelism.degrees: kv_blocks for pool in placement.pools}
         return replace(self, kv_blocks={**self.kv_blocks, **given})
 
     def prefill_token_limit(self, batching: PrefillBatching) -> TokenLimit | None:

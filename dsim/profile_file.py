@@ -16,8 +16,8 @@ from typing import TypeVar
 from dsim.catalog import find_gpu, find_model, read_gpu, read_model
 from dsim.contract import Violation, ViolationKind, find_violations
 from dsim.errors import InputError
-from dsim.gpu import Gpu
-from dsim.handovers import LINK_SHARE, MIN_BYTES_PER_S, Link, find_preset
+from dsim.gpu import LINK_SHARE, Gpu
+from dsim.handovers import MIN_BYTES_PER_S, Link, find_preset
 from dsim.latency import AffineDecode, AffineLatency, AffinePrefill, Bends, HostOverhead, LatencyModel, ValidRange
 from dsim.layer_file import read_layers
 from dsim.model import Model
@@ -425,7 +425,7 @@ def read_handover(section: Section, gpu: Gpu, *, base: Handover, link: Link = Li
     section.only(
         (
             *("preset", "link", "first_token_from", "mode", "stalls_decode", "latency_s", "bandwidth_bytes_per_s"),
-            *("watermark", "hop_s", "post_s", "post_block_s", "step_s", "reason"),
+            *("node_bandwidth_bytes_per_s", "watermark", "hop_s", "post_s", "post_block_s", "step_s", "reason"),
         )
     )
     named, over = section.get("preset"), section.get("link")
@@ -434,9 +434,12 @@ def read_handover(section: Section, gpu: Gpu, *, base: Handover, link: Link = Li
         link = over.choice(Link)
     line_bytes_per_s = link.line_bytes_per_s(gpu)
     if preset is not None:
-        base = replace(preset.rest, bandwidth_bytes_per_s=preset.reached_bytes_per_s(line_bytes_per_s))
+        rates = (preset.reached_bytes_per_s(rate) for rate in (line_bytes_per_s, gpu.network_bytes_per_s))
+        within, across = rates
+        base = replace(preset.rest, bandwidth_bytes_per_s=within, node_bandwidth_bytes_per_s=min(within, across))
     elif over is not None:
-        base = replace(base, bandwidth_bytes_per_s=LINK_SHARE * line_bytes_per_s)
+        base = replace(base, bandwidth_bytes_per_s=LINK_SHARE * line_bytes_per_s, node_bandwidth_bytes_per_s=None)
+    across_nodes = section.get("node_bandwidth_bytes_per_s")
     first, mode = section.get("first_token_from"), section.get("mode")
     try:
         return Handover(
@@ -446,6 +449,11 @@ def read_handover(section: Section, gpu: Gpu, *, base: Handover, link: Link = Li
             latency_s=section.number("latency_s", base.latency_s, at_least=0, at_most=_MAX_S),
             bandwidth_bytes_per_s=section.number(
                 "bandwidth_bytes_per_s", base.bandwidth_bytes_per_s, at_least=MIN_BYTES_PER_S
+            ),
+            node_bandwidth_bytes_per_s=(
+                base.node_bandwidth_bytes_per_s
+                if across_nodes is None
+                else across_nodes.number(at_least=MIN_BYTES_PER_S)
             ),
             watermark=_share(section, "watermark", base.watermark, above=0),
             hop_s=section.number("hop_s", base.hop_s, at_least=0, at_most=_MAX_S),

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 from dsim.errors import InputError
+from dsim.gpu import Gpu
 from dsim.options import Options, PrefillBatching, Routing
 from dsim.pools import Placement, Policy, Role
 from dsim.profile import Profile
@@ -33,7 +34,7 @@ from placement.feasibility import cannot_run
 from placement.fleet import fleet_of
 from placement.mixes import BatchChoices
 from placement.search import Affinity, Mode
-from placement.space import TOKEN_BUDGETS, asked_cluster
+from placement.space import TOKEN_BUDGETS, asked_cluster, cluster_of
 
 T = TypeVar("T")
 
@@ -78,6 +79,7 @@ def parse_setting(section: Section, *, folder: Path) -> Setting:
     if placement is not None and profiles and measure in {Measure.SIMULATE, Measure.GOODPUT}:
         profiles = _with_kv_blocks(profiles, placement, kv_blocks)
         _check_placement(section, placement, profiles)
+        placement = _on_nodes(section, placement, profiles[placement.pools[0].role].gpu)
     gpus = _gpus(measure, placement, phase, queueing)
     setting = Setting(
         measure=measure,
@@ -142,6 +144,23 @@ def _check_placement(section: Section, placement: Placement, profiles: Mapping[R
     if found:
         hint = "change the parallel degrees, or give a profile that has them"
         raise section.need("placement").error("cannot run: " + "; ".join(dict.fromkeys(found)), hint)
+
+
+def _on_nodes(section: Section, placement: Placement, gpu: Gpu) -> Placement:
+    """Return the placement packed onto the nodes that the section names."""
+    nodes = whole_at(section, "nodes", at_least=1, at_most=10_000)
+    if nodes is None:
+        for key in ("gpus_per_node", "affinity"):
+            if key in section:
+                raise section.need(key).error("belongs to nodes", "add nodes, or leave it out")
+        return placement
+    per_node = whole_at(section, "gpus_per_node", at_least=1, at_most=1024) or gpu.gpus_per_node
+    low = choice_at(section, "affinity", Affinity.HIGH) is Affinity.LOW
+    cluster = cluster_of(gpu, num_gpus=nodes * per_node, gpus_per_node=per_node, side_by_side=low)
+    if not cluster.packs(placement):
+        rule = f"are too few for {placement}: its instances do not pack into nodes of {per_node} GPUs"
+        raise section.need("nodes").error(rule, "give more nodes, or smaller instances")
+    return cluster.on(placement)
 
 
 def _phase(section: Section, placement: Placement | None) -> Role | None:
@@ -252,7 +271,7 @@ def _search(
                 gpus=None if gpus is None else str(gpus.value),
                 nodes=nodes,
                 gpus_per_node=gpus_per_node,
-                within_node=affinity is Affinity.LOW,
+                side_by_side=affinity is Affinity.LOW,
             )
             cluster = fleet.all
         else:
@@ -261,7 +280,7 @@ def _search(
                 gpus=whole_at(asked, "gpus", at_least=1),
                 nodes=nodes,
                 gpus_per_node=gpus_per_node,
-                within_node=affinity is Affinity.LOW,
+                side_by_side=affinity is Affinity.LOW,
             )
     policies = _listed(asked, "policies", lambda item: item.choice(Policy))
     budgets = _listed(asked, "token_budgets", lambda item: item.integer(at_least=1, at_most=1_000_000_000))

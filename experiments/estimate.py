@@ -10,7 +10,7 @@ from typing import Final
 from experiments.measures import question_of
 from experiments.settings import Measure, Method, Setting
 from experiments.sweepfile import Task
-from placement.search import candidates, replications_of
+from placement.search import Affinity, candidates, replications_of
 
 #: CPU seconds of one request, in a run that keeps everything, of one pool alone, and in a search's probe; of any task.
 #: Measured with the shipped files' quick variants (22 to 93 µs a request, 7 µs alone) on a busy core of 2023.
@@ -19,8 +19,11 @@ _REQUEST_S, _ALONE_S, _PROBED_S, _TASK_S = 45e-6, 10e-6, 35e-6, 0.003
 _GOODPUT_RUNS, _WARMUP, _FINITE_RUNS = 27, 1000, 8
 #: A search compares the best few candidates on runs like those of a goodput; finite ones take so many a replication.
 _SEARCH_RUNS = 5
-#: A candidate, as DistServe's settings look at it (one to five runs of 300 requests); a GPU of a search of steady runs.
-_CANDIDATE_S, _GPU_S = 0.04, 2.5
+#: A candidate, as DistServe's settings look at it (one to five runs of 300 requests), and one of very many pairs with
+#: high affinity, most of which their pools rule out; a GPU of a search of steady runs.
+_CANDIDATE_S, _RULED_OUT_S, _GPU_S = 0.04, 0.004, 2.5
+#: Pairs from whose number on that is so.
+_MANY_PAIRS = 60
 #: Processes that start, and import what they need.
 _START_S = 2.0
 #: By how much each may be off, both ways: load, memory pressure and the machine.
@@ -77,7 +80,9 @@ def _work_s(setting: Setting) -> float:
         return _PROBED_S * _FINITE_RUNS * _replications(setting, finite) * finite
     if setting.measure is Measure.SEARCH and asked is not None:
         if asked.method is Method.AUTHORS:
-            return _CANDIDATE_S * len(candidates(question_of(setting, seed=0)))
+            count = len(candidates(question_of(setting, seed=0)))
+            looked_at = count if asked.affinity is Affinity.LOW else min(count, _MANY_PAIRS)
+            return _CANDIDATE_S * looked_at + _RULED_OUT_S * (count - looked_at)
         if asked.requests is None:
             return _GPU_S * asked.cluster.num_gpus
         return _PROBED_S * _SEARCH_RUNS * _replications(setting, asked.requests) * asked.requests

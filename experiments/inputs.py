@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from dsim.errors import InputError
-from dsim.handovers import Link, parse_kv_link
+from dsim.handovers import Link, parse_kv_link, parse_nic
 from dsim.hugging_face import is_config
 from dsim.options import Evidence
 from dsim.pools import Role
@@ -26,7 +26,7 @@ from experiments.mixed import are_apart, first_of, mixes_at
 from experiments.settings import Measure, Traffic
 from experiments.values import check_file, file_at, placed, text_at, whole_at
 from profiles.choice import choose_colocated, choose_profile
-from profiles.handover import parse_handover, with_handover
+from profiles.handover import parse_handover, with_handover, with_nic
 
 
 def profiles_of(section: Section, measure: Measure, *, folder: Path) -> dict[Role, Profile]:
@@ -89,7 +89,12 @@ def _handing(section: Section, used: Profile, *, folder: Path, mixed: str | None
         if mixed is not None and isinstance(found, Link) and found is not Link.NIC:
             rule = "is within a node, and nodes have GPUs of one type"
             raise section.need("kv_link").error(rule, "leave it out, or give nic or a rate")
-        return with_handover(used, handover, kv_link=found, crosses_nodes=mixed is not None)
+        used = with_handover(used, handover, kv_link=found, crosses_nodes=mixed is not None)
+    nic = text_at(section, "nic")
+    if nic is None:
+        return used
+    with placed(section, "nic"):
+        return with_nic(used, parse_nic(nic))
 
 
 def _colocated(

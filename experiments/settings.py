@@ -227,7 +227,14 @@ class Setting:
     def _identity_of_placement(self) -> dict[str, Any]:
         assert self.placement is not None
         phase = None if self.phase is None else self.phase.name.lower()
-        found = {"placement": self.placement.label, "phase": phase, "kv_blocks": self.kv_blocks}
+        found: dict[str, Any] = {"placement": self.placement.label, "phase": phase, "kv_blocks": self.kv_blocks}
+        pools = [pool for pool in self.placement.pools if self.phase in {None, pool.role}]
+        segments = [pool.parallelism.inter_node_pp for pool in pools]
+        if max(segments) > 1:
+            found["inter_node_pp"] = segments
+        crossings = self.placement.crossings if self.phase is None else None
+        if crossings is not None and any(map(any, crossings)):
+            found["crossings"] = [list(row) for row in crossings]
         if self.placement.is_colocated:
             return found | _WITHOUT_POOLS
         if self.phase is not None:
@@ -272,7 +279,10 @@ class Setting:
             asked = dataclasses.replace(asked, policies=())
         if Policy.CHUNKED not in asked.policies:
             asked = dataclasses.replace(asked, token_budgets=())
-        found = {"attainment": self.attainment, "search": content(asked, leave_out=_MIXED)} | _identity_of_mixes(asked)
+        # On one node neither plays a part; the affinity is told anyway.
+        idle = ("domain_gpus", "side_by_side") if asked.cluster.num_nodes == 1 else ()
+        said = content(asked, leave_out=(*_MIXED, *idle))
+        found = {"attainment": self.attainment, "search": said} | _identity_of_mixes(asked)
         return found | (_WITHOUT_POOLS if asked.mode is Mode.COLOCATED else {})
 
 

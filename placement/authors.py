@@ -7,7 +7,7 @@ from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from typing import Final
 
-from dsim.pools import Placement
+from dsim.pools import Placement, Role
 from placement import bounds, feasibility
 from placement.probe import Outcome, Probe
 from placement.runner import Runner
@@ -18,6 +18,11 @@ NUM_REQUESTS: Final = 300
 RATE_PROBES: Final = 5
 #: Candidates examined side by side. A constant, so that the number of workers changes nothing.
 _ABREAST: Final = 4
+#: So many times as many pairs as pools make it worth to look at every pool alone first.
+_MANY: Final = 3
+#: Share of a rate that a decode pool must sustain alone to be worth a joint run: prompts come to it less evenly there
+#: than behind a prefill pool.
+_ALONE: Final = 0.9
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +32,8 @@ class QuickTrial:
     Args:
         low_per_gpu_per_s: highest rate per GPU that met the target, 0 if none did.
         high_per_gpu_per_s: lowest one that did not.
-        probes: runs made; one if the candidate failed at the rate of the best before it.
+        probes: joint runs made; one if the candidate failed at the rate of the best before it, none if one of its pools
+            alone does.
     """
 
     placement: Placement
@@ -42,11 +48,13 @@ class _Bisection:
 
     Args:
         best: the rate of the best candidate before it, tried first.
+        phase: the pool that is looked at alone.
     """
 
     placement: Placement
     high: float
-    best: float
+    best: float = 0.0
+    phase: Role | None = None
     low: float = 0.0
     probes: int = 0
     beaten: bool = False
@@ -64,7 +72,9 @@ class _Bisection:
     @property
     def probe(self) -> Probe:
         """The run that probes it; it stops when too many requests have missed."""
-        return Probe(self.placement, self.rate * self.placement.num_gpus, 0, 0, NUM_REQUESTS, slack=0.0)
+        return Probe(
+            self.placement, self.rate * self.placement.num_gpus, 0, 0, NUM_REQUESTS, slack=0.0, phase=self.phase
+        )
 
     def tell(self, outcome: Outcome) -> None:
         """Note what the probe saw."""
@@ -81,7 +91,8 @@ def authors_settings(question: Question, *, executor: Executor | None = None) ->
     """Return every candidate that can run, best first, as 300 requests, five rates and one seed rank them.
 
     The rates of a candidate are bisected. The first is that of the best candidate so far: one that fails there cannot
-    be the best, and its other four probes are saved.
+    be the best, and its other four probes are saved. Where there are many more pairs than pools, every pool is bisected
+    alone first, as in DistServe's Algorithm 1: pairs one of whose pools fails alone at the best's rate are not run.
 
     Args:
         executor: runs the probes of a few candidates at a time; None: here. The answer is the same.
@@ -96,18 +107,50 @@ def authors_settings(question: Question, *, executor: Executor | None = None) ->
             # A finite run may meet limits at rates at which they could not be met for long.
             capacity = next(b.rate_per_s for b in analytic if not b.by_limits) / placement.num_gpus
             running.append((capacity * bounds.headroom(placement, known), capacity, placement))
+    alone = _alone([placement for _, _, placement in running], known, runner)
+    if alone:
+        running = [(min(2 * capacity, alone[placement]), capacity, placement) for _, capacity, placement in running]
     running.sort(key=lambda item: (-item[0], item[2].num_gpus, item[2].label))
     best, found = 0.0, []
-    for start in range(0, len(running), _ABREAST):
-        # A finite run may outlive its capacity for a while.
-        batch = [_Bisection(placement, 2 * capacity, best) for _, capacity, placement in running[start:][:_ABREAST]]
-        while active := [bisection for bisection in batch if not bisection.done]:
-            outcomes = runner.run([bisection.probe for bisection in active], stage="bisecting")
-            for bisection, outcome in zip(active, outcomes, strict=True):
-                bisection.tell(outcome)
-        best = max(best, *(bisection.low for bisection in batch))
+    while running:
+        batch: list[_Bisection] = []
+        while running and len(batch) < _ABREAST:
+            _, capacity, placement = running.pop(0)
+            # A finite run may outlive its capacity for a while.
+            high = alone.get(placement, 2 * capacity)
+            if alone and high <= best:
+                found.append(QuickTrial(placement, 0.0, high, 0))
+            else:
+                batch.append(_Bisection(placement, min(high, 2 * capacity), best))
+        _bisect(batch, runner)
+        best = max([best, *(bisection.low for bisection in batch)])
         found += [QuickTrial(b.placement, b.low, b.high, b.probes) for b in batch]
     return tuple(sorted(found, key=_rank))
+
+
+def _bisect(batch: Sequence[_Bisection], runner: Runner) -> None:
+    while active := [bisection for bisection in batch if not bisection.done]:
+        outcomes = runner.run([bisection.probe for bisection in active], stage="bisecting")
+        for bisection, outcome in zip(active, outcomes, strict=True):
+            bisection.tell(outcome)
+
+
+def _alone(placements: Sequence[Placement], known: bounds.Case, runner: Runner) -> dict[Placement, float]:
+    """Return rates per GPU that one of the pools of each pair does not sustain alone; none where pairs are few."""
+    pairs = [placement for placement in placements if not placement.is_colocated]
+    pools = {pool: placement for placement in pairs for pool in placement.pools}
+    if len(pairs) < _MANY * len(pools):
+        return {}
+    bisections = {}
+    for pool, placement in pools.items():
+        per_gpu = 2 * bounds.pool_capacity(pool, known).rate_per_s / placement.num_gpus
+        bisections[pool] = _Bisection(placement, per_gpu, phase=pool.role)
+    _bisect(list(bisections.values()), runner)
+    failed = {pool: b.high * b.placement.num_gpus for pool, b in bisections.items()}
+    return {
+        placement: min(failed[placement.pools[0]], failed[placement.pools[1]] / _ALONE) / placement.num_gpus
+        for placement in pairs
+    }
 
 
 def _rank(trial: QuickTrial) -> tuple[float, float, int, str]:

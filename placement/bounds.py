@@ -15,6 +15,7 @@ from dsim.pools import Placement, Pool, Role
 from dsim.profile import FirstToken, Handover, HandoverMode, Profile
 from dsim.slo import Slo
 from dsim.trace import Trace
+from dsim.transfer import transfer_times
 from placement.feasibility import LongestRequest
 from placement.work import (
     colocated_limited_s,
@@ -119,7 +120,7 @@ class Case:
     margin: float = 4.0
     known: dict[tuple[object, Pool], float | Floats] = field(default_factory=dict)
     waits: dict[tuple[Pool, bytes], float] = field(default_factory=dict)
-    idle: dict[tuple[Pool, ...], float] = field(default_factory=dict)
+    idle: dict[tuple[tuple[Pool, ...], bool], float] = field(default_factory=dict)
 
     @property
     def handover(self) -> Handover:
@@ -234,7 +235,7 @@ def _prefill_limits_s(placement: Placement, case: Case) -> Floats:
 
 def idle_attainment(placement: Placement, case: Case) -> float:
     """Return the share of the sampled requests that meet all limits when each is served alone."""
-    key = tuple(replace(pool, count=1) for pool in placement.pools)
+    key = tuple(replace(pool, count=1) for pool in placement.pools), _always_crosses(placement)
     if key not in case.idle:
         ttft_s, tpot_s, e2e_s = alone_s(placement, case)
         slo = case.slo
@@ -293,11 +294,17 @@ def _first_step_s(pool: Pool, case: Case) -> Floats:
 
 
 def _transfer_s(placement: Placement, case: Case) -> Floats:
-    """Return the time of each sampled request's transfer at the reached link rate, shape (n,)."""
-    links = min(pool.parallelism.num_gpus for pool in placement.pools)
-    kv_bytes = case.sample.prompt_tokens * case.profiles[Role.DECODE].model.kv_bytes_per_token
-    transfer_s: Floats = case.handover.latency_s + kv_bytes / (links * case.handover.bandwidth_bytes_per_s)
+    """Return the time of each sampled request's transfer over the fastest links of any pair, shape (n,)."""
+    sender, receiver = (pool.parallelism for pool in placement.pools)
+    times = transfer_times(case.profiles[Role.DECODE], sender, receiver, crosses=_always_crosses(placement))
+    transfer_s: Floats = times.latency_s + times.per_token_s * case.sample.prompt_tokens
     return transfer_s
+
+
+def _always_crosses(placement: Placement) -> bool:
+    """Return whether KV goes from node to node between whichever instances."""
+    crossings = placement.crossings
+    return crossings is not None and all(map(all, crossings))
 
 
 def _after_prefill_s(placement: Placement, case: Case) -> Floats:

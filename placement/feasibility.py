@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from dsim.kv import num_blocks
+from dsim.nodes import Nodes
 from dsim.pools import Placement, Pool, Role
 from dsim.profile import Profile
 from placement.space import Cluster, divides_heads
@@ -54,10 +55,16 @@ def pool_reasons(
     if profile is None:
         return (f"{where}: no profile for this role",)
     found = [*_division(pool, profile), *_coefficients(pool, profile)]
-    if pool.parallelism.num_gpus > cluster.gpus_per_node:
+    if pool.parallelism.num_gpus > cluster.gpus_per_node and not _spans(pool, cluster):
         found.append(f"an instance needs {pool.parallelism.num_gpus} GPUs, a node has {cluster.gpus_per_node}")
     found += _memory(pool, profile, longest)
     return tuple(f"{where}: {reason}" for reason in found)
+
+
+def _spans(pool: Pool, cluster: Cluster) -> bool:
+    """Return whether an instance may lie in several nodes, in equal segments of its stages."""
+    segments = Nodes(cluster.num_gpus, cluster.gpus_per_node).segments(pool.parallelism.tp, pool.parallelism.pp)
+    return segments is not None
 
 
 def _division(pool: Pool, profile: Profile) -> list[str]:

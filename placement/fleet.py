@@ -79,7 +79,7 @@ def fleet_of(
     gpus: str | None,
     nodes: int | None,
     gpus_per_node: int | None,
-    within_node: bool,
+    side_by_side: bool,
     where: str = "--gpus",
 ) -> Fleet:
     """Return the GPUs that there are of each type.
@@ -107,7 +107,7 @@ def fleet_of(
         of_gpu = dict.fromkeys(types, total)
     clusters = {
         name: asked_cluster(
-            gpu, gpus=of_gpu.get(name), nodes=nodes, gpus_per_node=gpus_per_node, within_node=within_node
+            gpu, gpus=of_gpu.get(name), nodes=nodes, gpus_per_node=gpus_per_node, side_by_side=side_by_side
         )
         for name, gpu in types.items()
     }

@@ -12,7 +12,7 @@ from dsim.pool_limits import beyond_range, with_limits
 from dsim.pools import Placement, Policy, Pool, Role
 from dsim.profile import BatchLimits, Profile
 from placement.bounds import Case
-from placement.space import Cluster
+from placement.space import Cluster, times
 
 #: The profiles of one kind of placement: of prefill and decode, or of colocated. Pools name their GPUs.
 Mix = Mapping[Role, Profile]
@@ -102,15 +102,28 @@ class Parts(Cluster):
         return sum(part.num_nodes for part in self.parts.values())
 
     @property
-    def largest_instance(self) -> int:
-        """GPUs of the largest instance that any node holds."""
-        return max(part.largest_instance for part in self.parts.values())
+    def largest_node(self) -> int:
+        """GPUs of the largest node of any type."""
+        return max(part.largest_node for part in self.parts.values())
 
     def packs(self, placement: Placement) -> bool:
-        """Return whether the instances of each role fit into the nodes of its own GPUs."""
+        """Return whether the instances of each role fit into the nodes of its own GPUs, each within one."""
         return placement.num_gpus <= self.num_gpus and all(
-            self.parts[pool.role].packs(_alone(pool)) for pool in placement.pools
+            pool.parallelism.num_gpus <= self.parts[pool.role].largest_node
+            and self.parts[pool.role].packs(_alone(pool))
+            for pool in placement.pools
         )
+
+    def on(self, placement: Placement) -> Placement:
+        """Return the placement: wherever its instances lie, all KV goes from node to node."""
+        return placement
+
+    def copies(self, placement: Placement) -> int:
+        """Return how many copies of a placement there is room for."""
+        copies = self.num_gpus // placement.num_gpus
+        while copies > 1 and not self.packs(times(placement, copies)):
+            copies -= 1
+        return copies
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +148,8 @@ class Fleet:
     def all(self) -> Cluster:
         """All GPUs, as if they were of one type: what is counted where types do not matter."""
         total = min(self.num_gpus, sum(cluster.num_gpus for cluster in self.types.values()))
+        if len(self.types) == 1:
+            return replace(next(iter(self.types.values())), num_gpus=total)
         return Cluster(total, max(cluster.gpus_per_node for cluster in self.types.values()))
 
     def of(self, gpus: Mapping[Role, str]) -> Cluster:
@@ -145,7 +160,7 @@ class Fleet:
             return own[names.pop()]
         total = min(self.num_gpus, sum(own[name].num_gpus for name in names))
         parts = {role: own[name] for role, name in gpus.items()}
-        return Parts(total, max(part.gpus_per_node for part in parts.values()), parts)
+        return Parts(total, max(part.gpus_per_node for part in parts.values()), parts=parts)
 
     def allows(self, placement: Placement) -> bool:
         """Return whether no pool has more GPUs than its role may have."""

@@ -104,6 +104,7 @@ class Trial:
             "policy": None if pool.policy is None else pool.policy.value,
             "token_budget": pool.token_budget,
             "num_gpus": self.num_gpus,
+            **self.placement.layout_dict(),
             "replicas": self.replicas,
             "state": self.state.value,
             "reasons": list(self.reasons),

@@ -64,7 +64,7 @@ _COARSE: Final = 0.1
 
 
 class Affinity(enum.Enum):
-    """Whether KV crosses nodes fast (DistServe's Algorithm 1) or only NVLink in a node does (Algorithm 2)."""
+    """Where instances lie: each by itself (DistServe's Algorithm 1), or their stages side by side (Algorithm 2)."""
 
     HIGH = "high"
     LOW = "low"
@@ -181,7 +181,8 @@ class Question:
         if self.fleet is not None:
             return self.fleet.at_most(self.num_gpus).all
         per_node = self.gpus_per_node or self.gpu.gpus_per_node
-        return space.Cluster(self.num_gpus or per_node, per_node)
+        low = self.affinity is Affinity.LOW
+        return space.cluster_of(self.gpu, num_gpus=self.num_gpus or per_node, gpus_per_node=per_node, side_by_side=low)
 
     def cluster_of(self, placement: Placement) -> space.Cluster:
         """Return the GPUs that copies of a placement may use."""
@@ -263,12 +264,14 @@ def _shapes(question: Question, cluster: space.Cluster) -> list[Placement]:
     """Return every placement on these GPUs, under the engine's limits of a batch."""
     found: list[Placement] = []
     if question.mode is not Mode.COLOCATED:
-        prefill = space.parallelisms(question.profiles[Role.PREFILL].model, max_gpus=cluster.largest_instance)
-        decode = space.parallelisms(question.profiles[Role.DECODE].model, max_gpus=cluster.largest_instance)
+        prefill = space.parallelisms(question.profiles[Role.PREFILL].model, max_gpus=cluster.num_gpus, cluster=cluster)
+        decode = space.parallelisms(question.profiles[Role.DECODE].model, max_gpus=cluster.num_gpus, cluster=cluster)
         pairs = space.disaggregated if question.affinity is Affinity.HIGH else space.paired
         found += pairs(prefill, decode, cluster=cluster)
     if question.mode is not Mode.DISAGGREGATED:
-        degrees = space.parallelisms(question.profiles[Role.COLOCATED].model, max_gpus=cluster.largest_instance)
+        degrees = space.parallelisms(
+            question.profiles[Role.COLOCATED].model, max_gpus=cluster.num_gpus, cluster=cluster
+        )
         variants = space.schedulings(question.policies, token_budgets=question.token_budgets)
         found += space.colocated(degrees, variants, cluster=cluster)
     return found
@@ -379,7 +382,8 @@ def _highest_rate(question: Question, known: bounds.Case) -> float:
         return max((_highest_rate(part, known_of_part) for part, known_of_part in parts), default=1.0)
     best: dict[Role, float] = {}
     profiles, cases = question.used_profiles, dict[object, bounds.Case]()
-    for placement in candidates(replace(question, affinity=Affinity.LOW, num_gpus=question.cluster.largest_instance)):
+    one_node = candidates(replace(question, affinity=Affinity.LOW, num_gpus=question.cluster.largest_node))
+    for placement in one_node or candidates(replace(question, affinity=Affinity.LOW)):
         for pool in placement.pools:
             if not feasibility.pool_reasons(pool, profiles, question.cluster, known.sample.longest):
                 placed = case_of(placement, known, (), cases)
@@ -390,14 +394,9 @@ def _highest_rate(question: Question, known: bounds.Case) -> float:
     return question.cluster.num_gpus * max(disaggregated, best.get(Role.COLOCATED, 0.0)) or 1.0
 
 
-def _warnings(asked: Scenario, cluster: space.Cluster) -> list[str]:
+def _warnings(asked: Scenario) -> list[str]:
     """Return what a reader of the answer must know."""
     found = []
-    if cluster.num_gpus > cluster.gpus_per_node:
-        found.append(
-            "several nodes: transfers between nodes are priced at the speed of links within one, so placements that "
-            "span nodes look better than they are"
-        )
     first, second = (
         asked.workload.trace(
             num_requests=100,
@@ -433,8 +432,7 @@ class _Search:
         self.case = case(question)
         self.cases: dict[object, bounds.Case] = {}
         self.stable_per_s: dict[Entrant, float] = {}
-        fleet = [question.cluster] if question.fleet is None else question.fleet.types.values()
-        self.warnings = _warnings(self.scenario, max(fleet, key=lambda part: part.num_nodes))
+        self.warnings = _warnings(self.scenario)
         self.replications = replications_of(question)
         if question.num_requests is None:
             self.replications = _REPORTED_REPLICATIONS, _MOST_REPLICATIONS
@@ -498,7 +496,7 @@ class _Search:
             if reasons:
                 infeasible.append(Trial(placement, State.INFEASIBLE, reasons=reasons))
                 continue
-            worth = self._replicas(placement) * placement.num_gpus / cluster.num_gpus
+            worth = within.copies(placement) * placement.num_gpus / cluster.num_gpus
             analytic = bounds.upper_bounds(placement, known)
             # What it can do, whether within the limits or not.
             able = [bound.rate_per_s for bound in analytic if bound.rate_per_s > 0 and not bound.by_limits]
@@ -510,17 +508,6 @@ class _Search:
             cheap = thrift(placement, self.question.prices)
             entrants.append(Entrant(placement, analytic, capacity, headroom, worth, cheap))
         return infeasible, entrants
-
-    def _replicas(self, placement: Placement) -> int:
-        """Return how many copies of a placement the cluster holds."""
-        cluster = self.question.cluster_of(placement)
-        if self.question.affinity is Affinity.LOW:
-            nodes, rest = divmod(cluster.num_gpus, cluster.gpus_per_node)
-            return nodes * (cluster.gpus_per_node // placement.num_gpus) + rest // placement.num_gpus
-        copies = cluster.num_gpus // placement.num_gpus
-        while copies > 1 and not cluster.packs(_times(placement, copies)):
-            copies -= 1
-        return copies
 
     def _sampling(self, replications: int, most: int, *, close: bool = False) -> Sampling:
         return Sampling(
@@ -663,7 +650,8 @@ class _Search:
         return trial if entrant.thrift == 1.0 else replace(trial, thrift=entrant.thrift)
 
     def _trial_per_gpu(self, entrant: Entrant, reported: bool, stable_per_s: float | None) -> Trial:
-        placement, replicas = entrant.placement, self._replicas(entrant.placement)
+        placement = entrant.placement
+        replicas = self.question.cluster_of(placement).copies(placement)
         fault = self.runner.faults.get(placement)
         failure = entrant.failure if fault is None else fault.why
         if failure is not None:
@@ -694,10 +682,6 @@ def _shared(rate_per_s: float, num_gpus: int) -> float:
     near = rate_per_s / num_gpus
     tries = (near, math.nextafter(near, math.inf), math.nextafter(near, 0.0))
     return next((rate for rate in tries if rate * num_gpus == rate_per_s), near)
-
-
-def _times(placement: Placement, copies: int) -> Placement:
-    return Placement(tuple(replace(pool, count=pool.count * copies) for pool in placement.pools))
 
 
 def _sustains(trial: Trial) -> bool:

@@ -18,7 +18,7 @@ from placement.pareto import played
 from placement.probe import Probe, Scenario
 from placement.result import SearchResult, State, Trial
 from placement.runner import Progress, Runner, local_processes
-from placement.search import Affinity, Question, case, horizon, scenario, search
+from placement.search import Question, case, horizon, scenario, search
 from placement.statistics import Interval, mean_interval
 
 #: Replications behind a mean E2E, and behind the verdict on a placement that has lost GPUs.
@@ -475,20 +475,30 @@ class _Sizer:
         return self.e2e[key]
 
     def _num_nodes(self, copies: Sequence[Copies]) -> int:
-        """Return the nodes that hold the instances, or whole copies where KV must not cross nodes."""
+        """Return the nodes that hold the copies, each of which lies as the one that was simulated."""
         return sum(self._nodes_by_type(copies).values())
 
     def _nodes_by_type(self, copies: Sequence[Copies]) -> dict[str | None, int]:
         """Return the nodes of each type of GPU; None for pools that name none."""
         counts: dict[str | None, dict[int, int]] = {}
+
+        def add(gpu: str | None, gpus: int, number: int) -> None:
+            own = counts.setdefault(gpu, {})
+            own[gpus] = own.get(gpus, 0) + number
+
         for kind in copies:
-            if self.question.affinity is Affinity.LOW:
-                own = counts.setdefault(kind.placement.pools[0].gpu, {})
-                own[kind.placement.num_gpus] = own.get(kind.placement.num_gpus, 0) + kind.count
-                continue
-            for pool in kind.placement.pools:
-                own, gpus = counts.setdefault(pool.gpu, {}), pool.parallelism.num_gpus
-                own[gpus] = own.get(gpus, 0) + kind.count * pool.count
+            placement, found = kind.placement, kind.placement.layout
+            types = {pool.gpu for pool in placement.pools}
+            first, per_node = placement.pools[0].gpu, self._gpus_per_node(placement.pools[0].gpu)
+            if not placement.is_colocated and found is not None:
+                # KV goes where it went in the simulation: no node is shared.
+                add(first, per_node, kind.count * found.nodes_used)
+            elif not placement.is_colocated and len(types) == 1 and placement.num_gpus <= per_node:
+                add(first, placement.num_gpus, kind.count)
+            else:
+                for pool in placement.pools:
+                    segments = pool.parallelism.inter_node_pp
+                    add(pool.gpu, pool.parallelism.num_gpus // segments, kind.count * pool.count * segments)
         return {gpu: num_nodes(own, self._gpus_per_node(gpu)) for gpu, own in counts.items()}
 
     def _gpus_per_node(self, gpu: str | None) -> int:
@@ -613,7 +623,7 @@ def remainders(placement: Placement, failures: int) -> tuple[Placement, ...]:
         return ()
     lost = [split for split in itertools.product(range(failures + 1), repeat=len(pools)) if sum(split) == failures]
     return tuple(
-        Placement(tuple(replace(pool, count=pool.count - gone) for pool, gone in zip(pools, split, strict=True)))
+        placement.with_counts([pool.count - gone for pool, gone in zip(pools, split, strict=True)])
         for split in reversed(lost)
     )
 

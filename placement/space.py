@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from dsim.errors import InputError
 from dsim.gpu import Gpu
 from dsim.model import Model
+from dsim.nodes import Nodes
 from dsim.pools import Parallelism, Placement, Policy
 
 #: Token budgets of the `chunked` policy that are always tried, else the comparison flatters disaggregation.
@@ -21,11 +22,15 @@ class Cluster:
 
     Args:
         num_gpus: at most this many.
-        gpus_per_node: GPUs of one node; an instance lies within one.
+        gpus_per_node: GPUs of one node; tensor parallelism stays within one, and so does an instance that fits.
+        domain_gpus: GPUs that a fast link joins, where they are more than a node's.
+        side_by_side: the stages of a prefill and a decode instance lie side by side (DistServe's Algorithm 2).
     """
 
     num_gpus: int
     gpus_per_node: int
+    domain_gpus: int = 0
+    side_by_side: bool = False
 
     @property
     def num_nodes(self) -> int:
@@ -33,42 +38,60 @@ class Cluster:
         return -(-self.num_gpus // self.gpus_per_node)
 
     @property
-    def largest_instance(self) -> int:
-        """GPUs of the largest instance that fits into one node."""
+    def largest_node(self) -> int:
+        """GPUs of the largest node."""
         return min(self.num_gpus, self.gpus_per_node)
 
+    def nodes(self, placement: Placement) -> Nodes:
+        """Return the nodes that a placement is packed onto."""
+        return Nodes(self.num_gpus, self.gpus_per_node, side_by_side=self.side_by_side and not placement.is_colocated)
+
     def packs(self, placement: Placement) -> bool:
-        """Return whether the instances fit into the nodes, each within one."""
-        nodes = [self.gpus_per_node] * (self.num_gpus // self.gpus_per_node)
-        if self.num_gpus % self.gpus_per_node:
-            nodes.append(self.num_gpus % self.gpus_per_node)
-        sizes = [pool.parallelism.num_gpus for pool in placement.pools]
-        counts = [pool.count for pool in placement.pools]
-        if len(sizes) == 1:
-            sizes, counts = [*sizes, 1], [*counts, 0]
-        # After each node: for every number of first-pool instances placed, the most second-pool ones beside them.
-        most = {0: 0}
-        for gpus in nodes:
-            step: dict[int, int] = {}
-            for placed, others in most.items():
-                for here in range(min(gpus // sizes[0], counts[0] - placed) + 1):
-                    total = others + (gpus - here * sizes[0]) // sizes[1]
-                    step[placed + here] = max(step.get(placed + here, 0), total)
-            most = step
-        return most.get(counts[0], -1) >= counts[1]
+        """Return whether the instances fit into the nodes."""
+        return placement.packs(self.nodes(placement))
+
+    def on(self, placement: Placement) -> Placement:
+        """Return a placement that packs where it lies; as it is where fast links join all of it anyway."""
+        if placement.num_gpus <= max(self.gpus_per_node, self.domain_gpus):
+            return placement
+        nodes = self.nodes(placement)
+        return placement.on(nodes if not self.domain_gpus else replace(nodes, gpus_per_node=self.domain_gpus))
+
+    def copies(self, placement: Placement) -> int:
+        """Return how many copies of a placement there is room for, each of which lies as the one that is simulated."""
+        each, whole = placement.num_gpus, self.num_gpus // self.gpus_per_node
+        if not placement.is_colocated and each <= self.gpus_per_node:
+            return whole * (self.gpus_per_node // each) + self.num_gpus % self.gpus_per_node // each
+        found = placement.layout
+        if placement.is_colocated or found is None:
+            # It does not matter which instances share a node.
+            copies = self.num_gpus // each
+            while copies > 1 and not self.packs(times(placement, copies)):
+                copies -= 1
+            return copies
+        if self.side_by_side:
+            # Segments go to nodes in turn: those of one copy to different ones.
+            return max(whole * (self.gpus_per_node * found.nodes_used // each) // found.nodes_used, 1)
+        return max(whole // found.nodes_used, 1)
 
 
-#: Most GPUs of one search: the placements grow with the cube of them.
-_MOST_GPUS: Final = 64
+def times(placement: Placement, copies: int) -> Placement:
+    """Return a placement with so many times the instances."""
+    return Placement(tuple(replace(pool, count=pool.count * copies) for pool in placement.pools))
+
+
+#: Most GPUs of one search: with instances apart the placements grow with the square of them.
+_MOST_GPUS: Final = 128
+_MOST_GPUS_SIDE_BY_SIDE: Final = 1024
 
 
 def asked_cluster(
-    gpu: Gpu, *, gpus: int | None, nodes: int | None, gpus_per_node: int | None, within_node: bool
+    gpu: Gpu, *, gpus: int | None, nodes: int | None, gpus_per_node: int | None, side_by_side: bool
 ) -> Cluster:
     """Return the GPUs that a search may use: so many, or whole nodes, or one node.
 
     Args:
-        within_node: pairs of instances stay within a node, which is modelled for one node only.
+        side_by_side: as `Cluster` has it.
 
     Raises:
         InputError: both numbers, or more GPUs than can be searched.
@@ -82,13 +105,17 @@ def asked_cluster(
         option, value, asked = "--gpus", gpus, gpus
     else:
         option, value, asked = "--gpus-per-node", per_node, per_node
-    if asked > _MOST_GPUS:
+    most = _MOST_GPUS_SIDE_BY_SIDE if side_by_side else _MOST_GPUS
+    if asked > most:
         hint = "search a part of the cluster and replicate the answer"
-        raise InputError(option, f"must be <= {_MOST_GPUS} GPUs in all", value=value, hint=hint)
-    if asked > per_node and within_node:
-        rule = f"is more than one node of {per_node} GPUs, which --affinity low is not modelled for yet"
-        raise InputError(option, rule, value=value, hint=f"ask for at most {per_node} GPUs, or --affinity high")
-    return Cluster(asked, per_node)
+        raise InputError(option, f"must be <= {most} GPUs in all", value=value, hint=hint)
+    return cluster_of(gpu, num_gpus=asked, gpus_per_node=per_node, side_by_side=side_by_side)
+
+
+def cluster_of(gpu: Gpu, *, num_gpus: int, gpus_per_node: int, side_by_side: bool = False) -> Cluster:
+    """Return GPUs in nodes; fast links of rack-scale systems join more than one of them."""
+    rack = gpu.scale_up_domain_gpus
+    return Cluster(num_gpus, gpus_per_node, rack if rack > max(gpu.gpus_per_node, gpus_per_node) else 0, side_by_side)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,18 +146,24 @@ def divides_heads(model: Model, tp: int) -> bool:
     return model.attention_heads % tp == 0 and (model.kv_heads % tp == 0 or tp % model.kv_heads == 0)
 
 
-def parallelisms(model: Model, *, max_gpus: int) -> tuple[Parallelism, ...]:
+def parallelisms(model: Model, *, max_gpus: int, cluster: Cluster | None = None) -> tuple[Parallelism, ...]:
     """Return every (tp, pp) that divides heads and layers on at most `max_gpus` GPUs, in order of size.
 
     Raises nothing: where nothing divides, tp 1 and pp 1 do.
+
+    Args:
+        cluster: whose nodes hold tensor parallel groups, and an instance in equal segments; None: one node.
     """
     found = [
         Parallelism(tp, pp)
-        for tp in range(1, max_gpus + 1)
+        for tp in range(1, (max_gpus if cluster is None else cluster.largest_node) + 1)
         if divides_heads(model, tp)
         for pp in range(1, max_gpus // tp + 1)
         if model.layers % pp == 0
     ]
+    if cluster is not None:
+        nodes = Nodes(cluster.num_gpus, cluster.gpus_per_node)
+        found = [p for p in found if nodes.segments(p.tp, p.pp) is not None]
     return tuple(sorted(found, key=lambda p: (p.num_gpus, p.pp)))
 
 
@@ -145,15 +178,20 @@ def disaggregated(
                 for m in range(1, (budget - n * p.num_gpus) // d.num_gpus + 1):
                     placement = Placement.disaggregated(prefill=p, num_prefill=n, decode=d, num_decode=m)
                     if cluster.packs(placement):
-                        yield placement
+                        yield cluster.on(placement)
 
 
 def paired(prefill: Sequence[Parallelism], decode: Sequence[Parallelism], *, cluster: Cluster) -> Iterator[Placement]:
-    """Yield one prefill and one decode instance side by side in one node: the units that Algorithm 2 replicates."""
+    """Yield one prefill and one decode instance side by side: the units that Algorithm 2 replicates.
+
+    In one node where they fit; else in the fewest nodes with equally many of the stages of each in every one.
+    """
     for p in prefill:
         for d in decode:
-            if p.num_gpus + d.num_gpus <= cluster.largest_instance:
-                yield Placement.disaggregated(prefill=p, num_prefill=1, decode=d, num_decode=1)
+            if p.num_gpus + d.num_gpus <= cluster.num_gpus:
+                placement = Placement.disaggregated(prefill=p, num_prefill=1, decode=d, num_decode=1)
+                if cluster.packs(placement):
+                    yield cluster.on(placement)
 
 
 def colocated(
@@ -167,4 +205,4 @@ def colocated(
                     parallelism=parallelism, count=count, policy=variant.policy, token_budget=variant.token_budget
                 )
                 if cluster.packs(placement):
-                    yield placement
+                    yield cluster.on(placement)

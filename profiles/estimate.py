@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
 
-from dsim.analytic import NETWORK_SHARE, NODE_LATENCY_S, AnalyticLatency, analytic_latency, find_efficiency
+from dsim.analytic import AnalyticLatency, analytic_latency, find_efficiency
 from dsim.errors import InputError, nearest
-from dsim.gpu import Gpu
+from dsim.gpu import NETWORK_SHARE, NODE_LATENCY_S, Gpu
 from dsim.latency import HostOverhead, ValidRange
 from dsim.model import Model
 from dsim.options import Evidence, ExpertSharing

@@ -7,7 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from dsim.errors import InputError
-from dsim.handovers import LINK_SHARE, Link, find_preset, parse_kv_link, presets
+from dsim.gpu import LINK_SHARE, NETWORK_SHARE
+from dsim.handovers import Link, find_preset, parse_kv_link, parse_nic, presets
 from dsim.profile import Profile
 from dsim.profile_file import read_handover
 from dsim.yamlfile import Section, parse_yaml, read_yaml
@@ -78,22 +79,39 @@ def with_handover(
         handover = read_handover(section, gpu, base=handover, link=link)
     if isinstance(kv_link, float):
         handover = replace(handover, bandwidth_bytes_per_s=kv_link)
+    if kv_link is not None:
+        # That link it is, wherever KV goes.
+        handover = replace(handover, node_bandwidth_bytes_per_s=handover.bandwidth_bytes_per_s)
     digest = hashlib.sha256(f"{profile.sha256}\n{handover!r}".encode())
     return replace(profile, handover=handover, sha256=digest.hexdigest())
 
 
+def with_nic(profile: Profile, bytes_per_s: float) -> Profile:
+    """Return the profile with what one GPU's link to another node reaches: KV, and what stages send each other."""
+    p2p = profile.sends_across_nodes
+    usual = NETWORK_SHARE * profile.gpu.network_bytes_per_s
+    return replace(
+        profile,
+        handover=replace(profile.handover, node_bandwidth_bytes_per_s=bytes_per_s),
+        p2p=replace(p2p, node_bandwidth_bytes_per_s=p2p.node_bandwidth_bytes_per_s * bytes_per_s / usual),
+        sha256=hashlib.sha256(f"{profile.sha256}\nnic {bytes_per_s!r}".encode()).hexdigest(),
+    )
+
+
 def asked_handover(
-    profile: Profile, handover: str | None, kv_link: str | None, *, crosses_nodes: bool = False
+    profile: Profile, handover: str | None, kv_link: str | None, *, nic: str | None = None, crosses_nodes: bool = False
 ) -> Profile:
-    """Return the profile with what the options `--handover` and `--kv-link` ask for.
+    """Return the profile with what the options `--handover`, `--kv-link` and `--nic` ask for.
 
     Raises:
-        InputError: `--handover` or `--kv-link`, what is wrong with it and what to do.
+        InputError: `--handover`, `--kv-link` or `--nic`, what is wrong with it and what to do.
     """
     link = None if kv_link is None else parse_kv_link(kv_link)
     section = None if handover is None else parse_handover(handover)
+    reached = None if nic is None else parse_nic(nic)
     try:
-        return with_handover(profile, section, kv_link=link, crosses_nodes=crosses_nodes)
+        used = with_handover(profile, section, kv_link=link, crosses_nodes=crosses_nodes)
+        return used if reached is None else with_nic(used, reached)
     except InputError as error:
         if not error.where.startswith("--handover:"):
             raise
@@ -101,8 +119,11 @@ def asked_handover(
         raise InputError("--handover", error.rule, name=error.name, value=error.value, hint=error.hint) from None
 
 
-def handover_line(profile: Profile) -> str:
+def handover_line(profile: Profile, *, across: bool = False) -> str:
     """Return the handover in words.
+
+    Args:
+        across: also what a link to another node reaches.
 
     >>> from profiles.choice import best_profile
     >>> handover_line(best_profile("13b", "a100-80g", engine="distserve"))
@@ -114,6 +135,10 @@ def handover_line(profile: Profile) -> str:
         f"token 1 from {h.first_token_from.value.replace('_', ' ')}",
         f"{1e3 * h.latency_s:.3g} ms + bytes / {h.bandwidth_bytes_per_s / 1e9:.3g} GB/s a link",
     ]
+    if across:
+        derived = ", derived" if h.node_bandwidth_bytes_per_s is None else ""
+        reached = h.reached_bytes_per_s(profile.gpu, crosses=True)
+        parts[-1] += f" ({reached / 1e9:.3g} GB/s to another node{derived})"
     if h.stalls_decode:
         parts.append("pulls stall the decode loop")
     if h.hop_s:

@@ -10,7 +10,8 @@ from typing import Any
 import jsonschema
 import pytest
 
-from dsim.cli.search import AffinityChoice, ModeChoice
+from dsim.cli.nodes import AffinityChoice
+from dsim.cli.search import ModeChoice
 from placement.search import Affinity, Mode
 from profiles.shipped import find_profile
 from tests.cli import Cli
@@ -224,12 +225,14 @@ def test_nodes_and_gpus_per_node(cli: Cli) -> None:
     plan = json.loads(cli(*QUICK[:5], "--nodes", "2", "--gpus-per-node", "3", "--dry-run", "--format", "json").out)
     assert plan["num_gpus"] == 6
     assert json.loads(cli(*QUICK[:5], "--dry-run", "--format", "json").out)["num_gpus"] == 8
-    low = cli.refused(*QUICK[:5], "--nodes", "2", "--affinity", "low")
-    assert low == (
-        "--nodes: 2 is more than one node of 8 GPUs, which --affinity low is not modelled for yet; "
-        "ask for at most 8 GPUs, or --affinity high"
+    low = json.loads(cli(*QUICK[:5], "--nodes", "2", "--affinity", "low", "--dry-run", "--format", "json").out)
+    assert low["candidates"] > 0
+    assert cli.refused(*QUICK[:5], "--gpus", "129").startswith("--gpus: 129 must be <= 128 GPUs in all; ")
+    refused = cli.refused(*QUICK[:5], "--gpus", "1025", "--affinity", "low")
+    assert refused.startswith("--gpus: 1025 must be <= 1024 GPUs in all; ")
+    assert cli.refused(*QUICK[:5], "--nodes", "2", "--nic", "25").startswith(
+        "--nic: '25' must be >= 1e+06 bytes per second"
     )
-    assert cli.refused(*QUICK[:5], "--gpus", "65").startswith("--gpus: 65 must be <= 64 GPUs in all; ")
 
 
 def test_engines_of_the_two_kinds(cli: Cli) -> None:

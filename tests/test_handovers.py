@@ -107,7 +107,13 @@ def test_distserve_by_name_is_what_its_profile_says() -> None:
     named = asked_handover(PROFILE, "distserve", None).handover
     reached = pytest.approx(PROFILE.handover.bandwidth_bytes_per_s, rel=0.001)
     assert named.bandwidth_bytes_per_s == reached
-    own = dataclasses.replace(PROFILE.handover, bandwidth_bytes_per_s=named.bandwidth_bytes_per_s)
+    # A preset reaches its share of the network, too.
+    assert named.node_bandwidth_bytes_per_s == pytest.approx(0.667 * PROFILE.gpu.network_bytes_per_s)
+    own = dataclasses.replace(
+        PROFILE.handover,
+        bandwidth_bytes_per_s=named.bandwidth_bytes_per_s,
+        node_bandwidth_bytes_per_s=named.node_bandwidth_bytes_per_s,
+    )
     assert named == own
 
 
@@ -210,7 +216,9 @@ def test_simulate_and_search_take_them(cli: Cli) -> None:
     search = ("search", "-m", "13b", "--slo", "ttft=0.4,tpot=0.1", "--handover", "sglang-mooncake", "--dry-run")
     assert "219 GB/s a link" in cli(*search).out
     # Prefill and decode may lie on different nodes.
-    assert "18.3 GB/s a link" in cli(*search, "--nodes", "2").out
+    assert "219 GB/s a link (18.3 GB/s to another node)" in cli(*search, "--nodes", "2").out
+    assert "219 GB/s a link (2.5 GB/s to another node)" in cli(*search, "--nodes", "2", "--nic", "20Gbit/s").out
+    assert "12 GB/s a link (12 GB/s to another node)" in cli(*search, "--nodes", "2", "--kv-link", "12GB/s").out
     assert "handover:" not in cli(*search, "--mode", "colocated").out
 
 

@@ -23,7 +23,7 @@ from placement.statistics import student_t
 EXPERIMENTS = Path(__file__).parents[1] / "experiments"
 NAMES = sorted(path.stem for path in EXPERIMENTS.glob("*.yaml"))
 
-#: The figures and tables of the paper that bear on one node, each with a file of its own.
+#: The figures and tables of results in the paper, each with a file of its own.
 PAPER = {
     *("fig1", "fig1_goodput", "fig2", "fig3", "fig4", "fig5", "fig8_opt13b", "fig8_opt13b_scale", "fig8_opt66b"),
     *("fig8_opt66b_scale", "fig8_opt175b", "fig8_opt175b_scale", "fig9", "fig9_scale", "fig10", "fig11"),

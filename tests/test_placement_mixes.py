@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from dsim.catalog import find_gpu
 from dsim.errors import InfeasiblePlacementError, InputError
-from dsim.handovers import LINK_SHARE
+from dsim.gpu import LINK_SHARE
 from dsim.latency import AffineLatency, ValidRange
 from dsim.options import Options, PrefillBatching
 from dsim.pools import Parallelism, Placement, Policy, Pool, Role
@@ -336,7 +336,7 @@ def test_fewer_gpus_are_a_part_of_the_space() -> None:
 
 
 PROFILES = {P: [ON[FAST], ON[SLOW]], D: [ON[SLOW]], C: [ON[FAST], ON[SLOW]]}
-ASKED = {"roles": (P, D, C), "nodes": None, "gpus_per_node": None, "within_node": False}
+ASKED = {"roles": (P, D, C), "nodes": None, "gpus_per_node": None, "side_by_side": False}
 
 
 def numbers(text: str | None) -> tuple[dict[str, int], int, dict[Role, int]]:

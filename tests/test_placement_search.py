@@ -27,7 +27,8 @@ from placement.goodput import Goodput, ratio
 from placement.probe import required_hits
 from placement.result import SearchResult, State, Trial
 from placement.search import Affinity, Mode, Question, candidates, search
-from tests.reference.systems import TICK_S, every_role, make_profile
+from profiles.handover import with_nic
+from tests.reference.systems import TICK_S, every_role, make_profile, tokens_per_s
 
 #: Utilisation at which 90 % of the customers of an M/D/1 queue leave within two service times: (1 - r) e^r = 0.9.
 RHO = 0.391_655
@@ -237,9 +238,35 @@ def test_what_no_request_can_meet_stays_pruned_when_asked_for() -> None:
     assert {t.state for t in result.trials} == {State.PRUNED, State.INFEASIBLE}
 
 
-def test_several_nodes_are_pointed_out() -> None:
-    question = tiny_question(slo=Slo(ttft_s=0.02, tpot_s=0.03), gpus_per_node=1)
-    assert any("several nodes" in warning for warning in search(question).warnings)
+def test_over_nodes_the_network_has_its_price() -> None:
+    """Instances of one GPU in nodes of one: all KV crosses, and over a slow network pairs fall behind."""
+    fast, slow = (
+        search(
+            tiny_question(
+                profiles=every_role(with_nic(tiny_profile(), tokens_per_s(rate))),
+                gpus_per_node=1,
+                mode=Mode.DISAGGREGATED,
+                num_requests=100,
+            )
+        )
+        for rate in (1e6, 2e3)
+    )
+    assert not fast.warnings
+    best, worse = (result.best.disaggregated for result in (fast, slow))
+    assert best is not None
+    assert worse is not None
+    assert best.placement.crossings == worse.placement.crossings == ((True,),)
+    first, second = (trial.goodput_per_gpu_per_s for trial in (best, worse))
+    assert first is not None
+    assert second is not None
+    assert second.high < 0.9 * first.low
+    assert best.to_dict()["layout"] == {
+        "num_gpus": 2,
+        "gpus_per_node": 1,
+        "side_by_side": False,
+        "prefill": [[0]],
+        "decode": [[1]],
+    }
 
 
 def test_the_fewest_hits_are_a_whole_number_whatever_the_fractions() -> None:
@@ -343,6 +370,22 @@ def test_authors_settings_agree_with_exhaustive_bisection_on_the_winner() -> Non
     assert all(1 <= t.probes <= 5 for t in trials)
     assert best_of(trials) == trials[0].placement
     assert all(t.low_per_gpu_per_s <= trials[0].low_per_gpu_per_s for t in trials)
+
+
+def test_pools_that_fail_alone_need_no_joint_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With many more pairs than pools each pool is looked at alone first, and the winner stays what it was."""
+    question = tiny_question(mode=Mode.DISAGGREGATED, num_gpus=12)
+    quick = authors_settings(question)
+    monkeypatch.setattr("placement.authors._MANY", math.inf)
+    all_run = authors_settings(question)
+    assert {t.placement for t in quick} == {t.placement for t in all_run}
+    assert all(t.probes >= 1 for t in all_run)
+    assert sum(t.probes for t in quick) < sum(t.probes for t in all_run) / 3
+    truth = {t.placement: t for t in all_run}
+    assert truth[quick[0].placement].low_per_gpu_per_s == pytest.approx(all_run[0].low_per_gpu_per_s, rel=0.02)
+    # What was not run at all would not have won.
+    best = quick[0].low_per_gpu_per_s
+    assert all(truth[t.placement].low_per_gpu_per_s <= best * 1.02 for t in quick if t.probes == 0)
 
 
 def test_machine_readable_form() -> None:

@@ -48,6 +48,9 @@ def test_a_candidate_costs_the_same_wherever_it_is() -> None:
     for affinity, gpus, count in (("low", 2, 1), ("low", 4, 9), ("high", 4, 18)):
         text = base.replace("AFFINITY", affinity).replace("GPUS", str(gpus))
         assert work_s(text) == pytest.approx(0.04 * count)
+    # Of many pairs their pools, looked at alone, rule out most.
+    many = base.replace("AFFINITY", "high").replace("GPUS", "8")
+    assert work_s(many) == pytest.approx(0.04 * 60 + 0.004 * (177 - 60))
 
 
 def test_processes_share_the_work_and_each_search_starts_its_own() -> None:

@@ -89,6 +89,9 @@ VARIED: dict[str, Tree] = {
     "placement": {"placement": "1xP:tp2pp1 + 1xD:tp1pp1"},
     "policy": {"policy": "orca", "token_budget": None},
     "token_budget": {"token_budget": 256},
+    "nodes": {"nodes": 2, "gpus_per_node": 2},
+    "gpus_per_node": {"nodes": 4, "gpus_per_node": 1},
+    "affinity": {"placement": "1xP:tp1pp2 + 1xD:tp1pp2", "nodes": 2, "gpus_per_node": 2, "affinity": "low"},
     "phase": {"phase": "decode"},
     "workload": {"workload": "fixed:100,9"},
     "arrivals": {"arrivals": "gamma:cv=2"},
@@ -110,6 +113,7 @@ VARIED: dict[str, Tree] = {
     "kv_blocks": {"kv_blocks": 200},
     "handover": {"handover": {"hop_s": 0.01}},
     "kv_link": {"kv_link": "pcie"},
+    "nic": {"nic": "1GB/s"},
     "extrapolate": {"extrapolate": True},
     "check": {"check": True},
     "seed": {"seed": 1},
@@ -149,6 +153,7 @@ _ALWAYS = {"seed"}
 _PROFILED = {"measure", "model", "gpu", "engine", "evidence", "profile", "profile_set", "extrapolate"}
 _LIMITED = {"workload", "arrivals", "slo", "slo.ttft", "slo.tpot", "slo.e2e", "slo_scale", "prefill_routing"}
 _RUN = _PROFILED | _LIMITED | {"placement", "rate", "rate_per_gpu", "requests", "warmup", "finite", "kv_blocks"}
+_NODES = {"nodes", "gpus_per_node", "affinity"}
 _POOLS = {"phase", "prefill_batching", "decode_routing"}
 _SEARCHED = {"attainment", "colocated_profile", "search", "search.gpus", "search.nodes", "search.gpus_per_node"}
 _CLUSTER = _SEARCHED | {"search.affinity", "search.mode", "search.timing"}
@@ -165,7 +170,7 @@ _PAIRED = {"prefill_gpu", "decode_gpu", "prefill_profile", "decode_profile"}
 _APART = _PAIRED | {"colocated_gpu", "search.max_batch_tokens", "search.max_batch_requests"}
 #: Keys that the id of each base has to tell.
 READ: dict[str, set[str]] = {
-    "simulate": _RUN | _POOLS | _PAIRED | {"trace", "quantiles", "handover", "kv_link"},
+    "simulate": _RUN | _POOLS | _PAIRED | _NODES | {"trace", "quantiles", "handover", "kv_link", "nic"},
     "goodput": _PROFILED | _LIMITED | _POOLS | _PAIRED | {"placement", "requests", "kv_blocks", "attainment"},
     "steady": _PROFILED | _LIMITED | {"finite", "requests", "search.precision", "search.requests"},
     "colocated": (_RUN - {"engine", "placement", "profile"}) | {"policy", "token_budget"},
@@ -275,6 +280,7 @@ SILENT = {
     "seed",
     "handover",
     "kv_link",
+    "nic",
     "prefill_gpu",
     "decode_gpu",
     "prefill_profile",

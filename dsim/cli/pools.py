@@ -138,9 +138,10 @@ class RoleOptions:
         gpus: str | None,
         nodes: int | None,
         gpus_per_node: int | None,
-        within_node: bool,
+        side_by_side: bool,
         handover: str | None,
         kv_link: str | None,
+        nic: str | None = None,
     ) -> Chosen:
         """Return the profiles of every mix, and the GPUs there are.
 
@@ -160,18 +161,16 @@ class RoleOptions:
             whole("--gpus-per-node", gpus_per_node, at_least=1, at_most=1024)
         found = profiles_of_roles(self.wanted(names))
         fleet = fleet_of(
-            found, roles=roles, gpus=gpus, nodes=nodes, gpus_per_node=gpus_per_node, within_node=within_node
+            found, roles=roles, gpus=gpus, nodes=nodes, gpus_per_node=gpus_per_node, side_by_side=side_by_side
         )
 
         def change(profile: Profile, link: str | None) -> Profile:
-            part = fleet.types.get(profile.gpu.name, fleet.all)
-            crosses = part.num_gpus > max(part.gpus_per_node, profile.gpu.scale_up_domain_gpus)
-            return _asked(profile, handover, kv_link, link, crosses=crosses)
+            return _asked(profile, handover, kv_link, link, nic=nic, crosses=False)
 
         mixes = mixes_of(found, roles, change)
         check_handed_over(mixes)
         pairs = [{p.gpu.name for p in mix.values()} for mix in mixes if Role.PREFILL in mix]
-        if within_node and pairs and min(map(len, pairs)) > 1:
+        if side_by_side and pairs and min(map(len, pairs)) > 1:
             rule = "keeps pairs within a node, and a node has GPUs of one type"
             raise InputError("--affinity", rule, value="low", hint="leave it out, or name one GPU for both roles, too")
         first: dict[Role, Profile] = {}
@@ -216,6 +215,8 @@ def placed(
     *,
     handover: str | None,
     kv_link: str | None,
+    nic: str | None = None,
+    nodes: int | None = None,
 ) -> Placed | None:
     """Return what a placement runs with whose pools name GPUs, or whose roles have options; None for others.
 
@@ -249,7 +250,7 @@ def placed(
         wanted = replace(wanted, gpu=pools[0].gpu or wanted.gpu)
     found = profiles_of_roles(replace(wanted, gpus={**wanted.gpus, **own}))
     profiles = {role: each[0] for role, each in found.items()}
-    for option, value in (("--handover", handover), ("--kv-link", kv_link)):
+    for option, value in (("--handover", handover), ("--kv-link", kv_link), ("--nic", nic if nodes is None else None)):
         if value is not None and placement.is_colocated:
             hint = "leave it out, or give prefill and decode instances"
             raise InputError(option, "is for disaggregated placements", value=value, hint=hint)
@@ -257,10 +258,10 @@ def placed(
         prefill, decode = profiles[Role.PREFILL], profiles[Role.DECODE]
         if prefill.gpu.name == decode.gpu.name:
             domain_gpus = max(decode.gpu.gpus_per_node, decode.gpu.scale_up_domain_gpus)
-            crosses = placement.num_gpus > domain_gpus
-            prefill, decode = (_asked(p, handover, kv_link, None, crosses=crosses) for p in (prefill, decode))
+            crosses = nodes is None and placement.num_gpus > domain_gpus
+            prefill, decode = (_asked(p, handover, kv_link, None, nic=nic, crosses=crosses) for p in (prefill, decode))
         else:
-            prefill, decode = handed_over(prefill, decode, lambda p, link: _asked(p, handover, kv_link, link))
+            prefill, decode = handed_over(prefill, decode, lambda p, link: _asked(p, handover, kv_link, link, nic=nic))
             pools = [replace(pool, gpu=profiles[pool.role].gpu.name) for pool in pools]
         profiles |= {Role.PREFILL: prefill, Role.DECODE: decode}
         check_handed_over([profiles])
@@ -339,7 +340,13 @@ def available_by_type(question: Question, text: str | None) -> tuple[dict[str, i
 
 
 def _asked(
-    profile: Profile, handover: str | None, kv_link: str | None, link: str | None, *, crosses: bool = True
+    profile: Profile,
+    handover: str | None,
+    kv_link: str | None,
+    link: str | None,
+    *,
+    nic: str | None = None,
+    crosses: bool = True,
 ) -> Profile:
     """Return a profile with the handover asked for.
 
@@ -351,7 +358,10 @@ def _asked(
     if link is not None and kv_link is not None and kv_link.strip().lower() in ("nvlink", "pcie"):
         rule = "is within a node, and nodes have GPUs of one type"
         raise InputError("--kv-link", rule, value=kv_link, hint="leave it out, or give nic or a rate")
-    return asked_handover(profile, handover, kv_link or link, crosses_nodes=crosses or link is not None)
+    if link is not None:
+        # All KV goes from node to node.
+        return asked_handover(profile, handover, kv_link or nic or link, crosses_nodes=True)
+    return asked_handover(profile, handover, kv_link, nic=nic, crosses_nodes=crosses)
 
 
 # Limits of batches

@@ -17,6 +17,7 @@ from dsim.cli.config import rerun_text
 from dsim.cli.inputs import described_profiles, display_name, evidence_lines, number_of, rate_per_s, source_line, whole
 from dsim.cli.kv_blocks import kv_blocks as capacity
 from dsim.cli.kv_blocks import kv_line, kv_reasons, kv_sources, with_kv_blocks
+from dsim.cli.nodes import AffinityChoice, NicText, layout_lines
 from dsim.cli.options import (
     ArrivalsText,
     Assignments,
@@ -108,13 +109,6 @@ if TYPE_CHECKING:
 _CURVE_SHARES = (0.25, 0.5, 0.7, 0.85, 0.95, 1.0, 1.05, 1.15, 1.3)
 
 
-class AffinityChoice(enum.Enum):
-    """As `placement.search.Affinity`, which takes long to import."""
-
-    HIGH = "high"
-    LOW = "low"
-
-
 class ObjectiveChoice(enum.Enum):
     """As `placement.objective.Objective`, which takes long to import."""
 
@@ -178,7 +172,11 @@ def search(
         str, typer.Option("--attainment", metavar="SHARE", help="Share of requests within the limits, as 0.9 or 90%.")
     ] = "0.9",
     affinity: Annotated[
-        AffinityChoice, typer.Option("--affinity", help="high: KV crosses nodes fast; low: pairs stay within a node.")
+        AffinityChoice,
+        typer.Option(
+            "--affinity",
+            help="high: each instance by itself; low: stages of prefill and decode side by side in a node.",
+        ),
     ] = AffinityChoice.HIGH,
     mode: Annotated[ModeChoice, typer.Option("--mode", help="Which kinds of placement compete.")] = ModeChoice.BOTH,
     policy: Annotated[
@@ -192,6 +190,7 @@ def search(
     kv_blocks: KvBlocksText = None,
     handover: HandoverText = None,
     kv_link: KvLinkText = None,
+    nic: NicText = None,
     requests: Annotated[
         int | None,
         typer.Option(
@@ -280,6 +279,7 @@ def search(
         kv_blocks=kv_blocks,
         handover=handover,
         kv_link=kv_link,
+        nic=nic,
         requests=requests,
         top=top,
         precision=precision,
@@ -409,6 +409,7 @@ def resolved(
     kv_blocks: str | None = None,
     handover: str | None = None,
     kv_link: str | None = None,
+    nic: str | None = None,
     requests: int | None,
     top: int,
     precision: str,
@@ -447,9 +448,10 @@ def resolved(
             gpus=gpus,
             nodes=nodes,
             gpus_per_node=gpus_per_node,
-            within_node=affinity is AffinityChoice.LOW,
+            side_by_side=affinity is AffinityChoice.LOW,
             handover=handover,
             kv_link=kv_link,
+            nic=nic,
         )
         used, colocated, cluster = mixed.first(Role.PREFILL), mixed.first(Role.COLOCATED), mixed.fleet.all
         if prefill_batching is PrefillBatching.LM:
@@ -459,8 +461,7 @@ def resolved(
         colocated = choose_colocated(used, engine=colocated_engine, file=colocated_profile, variant=variant)
         number = whole_number_of_gpus(gpus)
         cluster = _cluster(used, gpus=number, nodes=nodes, gpus_per_node=gpus_per_node, affinity=affinity)
-        crosses = cluster.num_gpus > max(cluster.gpus_per_node, used.gpu.scale_up_domain_gpus)
-        handing = asked_handover(used, handover, kv_link, crosses_nodes=crosses)
+        handing = asked_handover(used, handover, kv_link, nic=nic)
         if colocated is used:
             # Nothing else is about colocated placements: they stay what they are, under one name.
             colocated = handing
@@ -471,7 +472,7 @@ def resolved(
         arrivals="poisson" if arrivals is None else arrivals,
         used=used,
         colocated=colocated,
-        handover_asked=(handover or kv_link) is not None,
+        handover_asked=(handover or kv_link or nic) is not None,
         mixed=mixed,
     )
     try:
@@ -531,8 +532,8 @@ def _cluster(
     ):
         if value is not None:
             whole(option, value, at_least=1, at_most=most)
-    within_node = affinity is AffinityChoice.LOW
-    return asked_cluster(used.gpu, gpus=gpus, nodes=nodes, gpus_per_node=gpus_per_node, within_node=within_node)
+    low = affinity is AffinityChoice.LOW
+    return asked_cluster(used.gpu, gpus=gpus, nodes=nodes, gpus_per_node=gpus_per_node, side_by_side=low)
 
 
 def _question(
@@ -804,7 +805,10 @@ def _kv_lines(question: Question, result: SearchResult) -> list[str]:
     """Return the KV capacity of the best placements."""
     best = [trial.placement for trial in (result.best.disaggregated, result.best.colocated) if trial is not None]
     used = [(placement, question.profiles_of(placement)) for placement in best]
-    lines = [f"KV blocks of each instance of {placement}: {kv_line(p, placement)}" for placement, p in used]
+    lines = [
+        f"{placement}: {line}" for placement, p in used for line in layout_lines(placement, p[placement.pools[-1].role])
+    ]
+    lines += [f"KV blocks of each instance of {placement}: {kv_line(p, placement)}" for placement, p in used]
     reasons = [reason for placement, p in used for reason in kv_reasons(p, placement)]
     return lines + list(dict.fromkeys(reasons))
 
@@ -865,7 +869,8 @@ def introduction(asked: Asked, question: Question) -> list[str]:
     if asked.handover_asked and Role.DECODE in question.roles:
         from profiles.handover import handover_line
 
-        lines.append(handover_line(question.profiles[Role.DECODE]))
+        across = question.cluster.num_nodes > 1
+        lines.append(handover_line(question.profiles[Role.DECODE], across=across))
     cluster = question.cluster
     nodes = f"{number_of(cluster.num_nodes, 'node')} of {cluster.gpus_per_node}"
     lines.append(

@@ -13,6 +13,7 @@ from dsim.cli.config import rerun_text
 from dsim.cli.handover import with_asked_handover
 from dsim.cli.inputs import described_profiles, introduction, number_of, rate_per_s, seconds, whole
 from dsim.cli.kv_blocks import kv_sources, with_kv_blocks
+from dsim.cli.nodes import Affinity, GpusPerNode, NicText, Nodes, layout_lines, on_nodes
 from dsim.cli.options import (
     ArrivalsText,
     Assignments,
@@ -150,6 +151,10 @@ def simulate(
     kv_blocks: KvBlocksText = None,
     handover: HandoverText = None,
     kv_link: KvLinkText = None,
+    nodes: Nodes = None,
+    gpus_per_node: GpusPerNode = None,
+    affinity: Affinity = None,
+    nic: NicText = None,
     extrapolate: Annotated[
         bool, typer.Option("--extrapolate", help="Go beyond the profile's valid range; the result says so.")
     ] = False,
@@ -187,15 +192,16 @@ def simulate(
     variant = Variant(experts, kv_dtype)
     roles = RoleOptions(gpus=(prefill_gpu, decode_gpu, None), files=(prefill_profile, decode_profile, None))
     wanted = Wanted(model=model, gpu=gpu, engine=engine, profile=profile, evidence=evidence, variant=variant)
-    mixed = apart(placed, wanted, roles, handover=handover, kv_link=kv_link)
+    mixed = apart(placed, wanted, roles, handover=handover, kv_link=kv_link, nic=nic, nodes=nodes)
     if mixed is not None:
         used, placed = mixed.front, mixed.placement
         profiles = with_kv_blocks(mixed.profiles, kv_blocks)
     else:
         used = choose_profile(model=model, gpu=gpu, engine=engine, file=profile, evidence=evidence, variant=variant)
-        used = with_asked_handover(used, placed, handover, kv_link)
+        used = with_asked_handover(used, placed, handover, kv_link, nic=nic, nodes=nodes)
         profiles = with_kv_blocks(dict.fromkeys(Role, used), kv_blocks)
     _check_placement(placement, placed, profiles)
+    placed = on_nodes(placed, used.gpu, nodes=nodes, gpus_per_node=gpus_per_node, affinity=affinity)
     traffic = _traffic(
         _Asked(
             rate=rate,
@@ -244,7 +250,7 @@ def simulate(
         limits,
         model=model,
         extrapolate=extrapolate,
-        handover_asked=(handover or kv_link) is not None,
+        handover_asked=(handover or kv_link or nic) is not None,
         mixed=mixed,
     )
     if dry_run:
@@ -319,7 +325,9 @@ class _Run:
         if self.mixed is not None:
             return self.mixed.heading(self.model)
         lines = introduction(self.profile, asked=self.model)
-        return [*lines, handover_line(self.profile)] if self.handover_asked else lines
+        if self.handover_asked:
+            lines.append(handover_line(self.profile, across=self.placement.nodes is not None))
+        return [*lines, *layout_lines(self.placement, self.profile)]
 
 
 def _placement(text: str, *, policy: Policy | None, token_budget: int | None) -> Placement:
@@ -515,6 +523,7 @@ def _described(asked: _Run) -> dict[str, Any]:
         "policy": None if asked.placement.pools[0].policy is None else asked.placement.pools[0].policy.value,
         "token_budget": asked.placement.pools[0].token_budget,
         "num_gpus": asked.placement.num_gpus,
+        **asked.placement.layout_dict(),
         "model": profile.model.name,
         "hugging_face": profile.model.hugging_face,
         "gpu": profile.gpu.name,

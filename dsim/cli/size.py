@@ -10,6 +10,7 @@ import typer
 
 from dsim.cli.config import rerun_text
 from dsim.cli.inputs import rate_per_s, seconds, whole
+from dsim.cli.nodes import AffinityChoice
 from dsim.cli.options import (
     ArrivalsText,
     Assignments,
@@ -54,7 +55,6 @@ from dsim.cli.pools import (
 )
 from dsim.cli.prices import PriceOption, asked_prices, price_list, with_costs
 from dsim.cli.search import (
-    AffinityChoice,
     Asked,
     ModeChoice,
     ObjectiveChoice,
@@ -157,7 +157,8 @@ def size(
         str, typer.Option("--attainment", metavar="SHARE", help="Share of requests within the limits, as 0.9 or 90%.")
     ] = "0.9",
     affinity: Annotated[
-        AffinityChoice, typer.Option("--affinity", help="high: KV crosses nodes fast; low: pairs stay within a node.")
+        AffinityChoice,
+        typer.Option("--affinity", help="high: each instance by itself; low: prefill and decode side by side."),
     ] = AffinityChoice.HIGH,
     mode: Annotated[ModeChoice, typer.Option("--mode", help="Which kinds of placement compete.")] = ModeChoice.BOTH,
     policy: Annotated[

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from dsim.errors import InputError
+from dsim.nodes import Nodes
 from dsim.pools import Placement, Policy
 from placement.statistics import Interval
 
@@ -325,9 +326,16 @@ def _placement(node: Node) -> Placement:
             raise node.error("policy", "is no policy", node.text("policy")) from None
     budget = node.maybe_number("token_budget")
     where = f"{node.file}: {node.path}placement"
-    return Placement.parse(
+    placement = Placement.parse(
         node.text("placement"), policy=policy, token_budget=None if budget is None else int(budget), where=where
     )
+    if "layout" not in node.value:
+        return placement
+    at = node.node("layout")
+    nodes = Nodes(at.whole("num_gpus"), at.whole("gpus_per_node"), side_by_side=at.flag("side_by_side"))
+    if not placement.packs(nodes):
+        raise at.error("num_gpus", f"are too few for {placement}", nodes.num_gpus)
+    return placement.on(nodes)
 
 
 def _profile(node: Node) -> ProfileRow:

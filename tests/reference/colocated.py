@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from dsim.latency import LatencyModel
 from dsim.pools import Policy, Pool, Role
 from dsim.profile import BatchLimits, Preemption, Profile
 from tests.reference.state import (
@@ -59,14 +60,16 @@ def cached_tokens(request: Request) -> int:
 class ColocatedInstance:
     """`pp` engine loops that share one driver and `pp` stages."""
 
-    def __init__(self, *, index: int, pool: Pool, profile: Profile, log: list[StepRecord]) -> None:
+    def __init__(
+        self, *, index: int, pool: Pool, profile: Profile, latency: LatencyModel, log: list[StepRecord]
+    ) -> None:
         assert pool.policy is not None
         self.index = index
         self.pp = pool.parallelism.pp
         self.gpus = pool.parallelism.num_gpus
         self.policy = pool.policy
         self.profile = profile
-        self.latency = profile.latency_of(pool.parallelism)
+        self.latency = latency
         self.host = host_overhead(profile, Role.COLOCATED, self.pp)
         limits = profile.limits.get(Role.COLOCATED, BatchLimits())
         self.token_limit: float = limits.tokens

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from dsim.latency import LatencyModel
 from dsim.pools import Pool, Role
 from dsim.profile import BatchLimits, FirstToken, HandoverMode, Preemption, Profile
 from tests.reference.prefill import PrefillInstance
@@ -37,18 +38,25 @@ class Transfer:
 class Network:
     """Ports and the transfers that hold them, in order of posting."""
 
-    def __init__(self, profile: Profile, *, sender_gpus: int, receiver_gpus: int) -> None:
+    def __init__(self, profile: Profile, *, sender_gpus: int, receiver_gpus: int, crossings: list[list[bool]]) -> None:
         self.handover = profile.handover
         self.kv_bytes_per_token = profile.model.kv_bytes_per_token
         self.layers = profile.model.layers
         self.links = min(sender_gpus, receiver_gpus)
+        self.crossings = crossings
+        self.network_bytes_per_s = profile.gpu.network_bytes_per_s
         self.egress_s: dict[int, float] = {}
         self.ingress_s: dict[int, float] = {}
         self.transfers: list[Transfer] = []
 
     def post(self, now: float, request: Request, sender: PrefillInstance, receiver: DecodeInstance) -> None:
         start_s = max(now, self.egress_s.get(sender.index, -math.inf), self.ingress_s.get(receiver.index, -math.inf))
-        bytes_per_s = self.links * self.handover.bandwidth_bytes_per_s
+        link_bytes_per_s = self.handover.bandwidth_bytes_per_s
+        if self.crossings[sender.index][receiver.index]:
+            link_bytes_per_s = min(link_bytes_per_s, 0.8 * self.network_bytes_per_s)
+            if self.handover.node_bandwidth_bytes_per_s is not None:
+                link_bytes_per_s = self.handover.node_bandwidth_bytes_per_s
+        bytes_per_s = self.links * link_bytes_per_s
         moving_s = request.prompt * self.kv_bytes_per_token / bytes_per_s
         end_s = start_s + self.handover.latency_s + moving_s
         self.egress_s[sender.index] = self.ingress_s[receiver.index] = end_s
@@ -81,6 +89,7 @@ class DecodeInstance:
         index: int,
         pool: Pool,
         profile: Profile,
+        latency: LatencyModel,
         senders: list[PrefillInstance],
         network: Network,
         log: list[StepRecord],
@@ -89,7 +98,7 @@ class DecodeInstance:
         self.pp = pool.parallelism.pp
         self.gpus = pool.parallelism.num_gpus
         self.profile = profile
-        self.latency = profile.latency_of(pool.parallelism)
+        self.latency = latency
         self.request_limit = profile.limits.get(Role.DECODE, BatchLimits()).requests
         self.prefill_limits = profile.limits.get(Role.PREFILL, BatchLimits())
         self.cache = KvCache(

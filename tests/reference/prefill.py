@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from dsim.latency import LatencyModel
 from dsim.pools import Pool, Role
 from dsim.profile import BatchLimits, FirstToken, Profile
 from tests.reference.state import (
@@ -28,13 +29,14 @@ class PrefillInstance:
         index: int,
         pool: Pool,
         profile: Profile,
+        latency: LatencyModel,
         first_token_from: FirstToken,
         token_limit: int | None,
         log: list[StepRecord],
     ) -> None:
         self.index = index
         self.pp = pool.parallelism.pp
-        self.latency = profile.latency_of(pool.parallelism)
+        self.latency = latency
         self.host = host_overhead(profile, Role.PREFILL, self.pp)
         self.connector_s = profile.handover.step_s
         limits = profile.limits.get(Role.PREFILL, BatchLimits())

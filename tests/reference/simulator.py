@@ -14,6 +14,7 @@ from dsim.profile import FirstToken, HandoverMode, Profile
 from dsim.trace import Trace
 from tests.reference.colocated import ColocatedInstance
 from tests.reference.decode import DecodeInstance, Network
+from tests.reference.nodes import crossings, step_times
 from tests.reference.prefill import PrefillInstance
 from tests.reference.state import Request, Router, StepRecord
 
@@ -171,12 +172,14 @@ class _Disaggregated:
             decode_profile,
             sender_gpus=pool.parallelism.num_gpus,
             receiver_gpus=decode_pool.parallelism.num_gpus,
+            crossings=crossings(placement, decode_profile.model.layers),
         )
         self.prefills = [
             PrefillInstance(
                 index=i,
                 pool=pool,
                 profile=profile,
+                latency=step_times(placement, pool, profile),
                 first_token_from=self.first_token_from,
                 token_limit=token_limit,
                 log=self.steps,
@@ -188,6 +191,7 @@ class _Disaggregated:
                 index=i,
                 pool=decode_pool,
                 profile=decode_profile,
+                latency=step_times(placement, decode_pool, decode_profile),
                 senders=self.prefills,
                 network=self.network,
                 log=self.steps,
@@ -294,7 +298,10 @@ class _Colocated:
         pool, profile = placement.pool(Role.COLOCATED), profiles[Role.COLOCATED]
         self.request_s = profile.request_s
         self.instances = [
-            ColocatedInstance(index=i, pool=pool, profile=profile, log=self.steps) for i in range(pool.count)
+            ColocatedInstance(
+                index=i, pool=pool, profile=profile, latency=step_times(placement, pool, profile), log=self.steps
+            )
+            for i in range(pool.count)
         ]
 
     def pending_s(self) -> Iterator[float]:
