@@ -67,12 +67,12 @@ def test_nothing_to_do_takes_the_start() -> None:
     assert estimated([], jobs=3) == Estimate(1.0, 4.0)
 
 
-def test_figure_12_takes_about_a_minute() -> None:
-    """50 to 63 s on two idle cores, most of it the start of processes."""
+def test_figure_12_takes_a_few_minutes() -> None:
+    """Three times 66 CPU s in two processes, and the start of thirty pairs of them."""
     found = estimated(read_sweep(EXPERIMENTS / "fig12.yaml").tasks, jobs=1)
-    assert found.low_s < 50
-    assert found.high_s > 63
-    assert 30 < found.middle_s < 100
+    assert found.low_s < 3 * 66 / 2
+    assert found.high_s > 3 * 66 / 2 + 30 * 4
+    assert 60 < found.middle_s < 240
 
 
 @pytest.mark.parametrize("case", ["steady", "colocated", "prefill", "goodput", "search", "authors"])
