@@ -96,7 +96,7 @@ def aggregate(
     for name in ("check", "log_steps"):
         if getattr(options, name):
             raise InputError("options", "needs every request, of which only aggregates are kept", name=name, value=True)
-    by_role = profiles_by_role(profiles, extrapolate=options.extrapolate)
+    by_role, options = as_placed(placement, profiles_by_role(profiles, extrapolate=options.extrapolate), options)
     if isinstance(source, Trace | ClosedLoop):
         num_requests = len(source) if isinstance(source, Trace) else source.num_requests
     recorder = Aggregator(
