@@ -373,13 +373,28 @@ def question_id(question: object) -> str:
     return hashlib.sha256(f"{code_id()}\n{said}".encode()).hexdigest()
 
 
-def run_id(scenario: bytes, probe: Probe, what: str) -> bytes:
+def run_id(scenario: bytes, probe: Probe, what: str, said: dict[int, tuple[object, str]] | None = None) -> bytes:
     """Return the id of a run's result.
 
     Args:
         what: names the result: a probe may be asked for several.
+        said: what placements hold, by `id`, each with the placement itself: many probes have the same one.
     """
-    return hashlib.sha256(scenario + f"{what}\n{probe!r}".encode()).digest()
+    parts = [what]
+    for field in fields(probe):
+        value = getattr(probe, field.name)
+        if field.name != "placement" or said is None:
+            parts.append(_said(value))
+            continue
+        if id(value) not in said:
+            said[id(value)] = (value, _said(value))
+        parts.append(said[id(value)][1])
+    return hashlib.sha256(scenario + "\n".join(parts).encode()).digest()
+
+
+def _said(value: object) -> str:
+    # Not its repr, which may leave fields out.
+    return _JSON.encode(content(value))
 
 
 @functools.cache
@@ -458,11 +473,13 @@ def codec(kind: Any) -> Codec:  # noqa: ANN401 a type, or what stands in an anno
         return Codec(lambda value: value.name, lambda plain: kind[plain])
     if isinstance(kind, type) and is_dataclass(kind):
         hints = typing.get_type_hints(kind)
-        names = [field.name for field in fields(kind)]
+        names = [field.name for field in fields(kind) if field.init]
         parts = tuple(codec(hints[name]) for name in names)
         fields_of = operator.attrgetter(*names)
         return _row(
-            parts, lambda values: kind(*values), fields_of if len(names) > 1 else lambda value: (fields_of(value),)
+            parts,
+            lambda values: kind(**dict(zip(names, values, strict=True))),
+            fields_of if len(names) > 1 else lambda value: (fields_of(value),),
         )
     raise TypeError(f"{kind} has no form in a cache")
 

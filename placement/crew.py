@@ -134,6 +134,7 @@ class Shift:
     faults: dict[Placement, Fault] = field(default_factory=dict)
     spent_s: defaultdict[Placement, float] = field(default_factory=lambda: defaultdict(float))
     _id: bytes | None = None
+    _said: dict[int, tuple[object, str]] = field(default_factory=dict)
 
     def outcomes(self, probes: Sequence[Probe]) -> Iterator[Outcome]:
         """Yield the outcome of every probe, in their order."""
@@ -160,7 +161,7 @@ class Shift:
             self._id = scenario_id(self.scenario)
         form, fault_form = codec(typing.get_type_hints(function)["return"]), codec(Fault)
         name = f"{function.__module__}.{function.__qualname__}"
-        ids = [run_id(self._id, probe, name) for probe in probes]
+        ids = [run_id(self._id, probe, name, self._said) for probe in probes]
         kept = store.get(ids)
         missing = {run: probe for run, probe in zip(ids, probes, strict=True) if run not in kept}
 

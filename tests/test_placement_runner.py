@@ -242,6 +242,27 @@ def test_ids_are_of_everything_that_an_outcome_depends_on() -> None:
     assert run_id(own, PROBES[0], "a") != run_id(own, PROBES[0], "b")
 
 
+@dataclasses.dataclass(frozen=True)
+class Quiet:
+    """Something like a placement whose repr does not say all, and which counts as equal all the same."""
+
+    name: str
+    pp: int = dataclasses.field(default=1, repr=False, compare=False)
+
+
+def test_ids_are_of_what_no_repr_says() -> None:
+    own = scenario_id(SCENARIO)
+    said: dict[int, tuple[object, str]] = {}
+    quiet: list[Any] = [Quiet("a"), Quiet("a", 2)]
+    probes = [dataclasses.replace(PROBES[0], placement=placement) for placement in quiet]
+    assert repr(probes[0]) == repr(probes[1])
+    ids = [run_id(own, probe, "a") for probe in probes]
+    assert ids[0] != ids[1]
+    assert [run_id(own, probe, "a", said) for probe in probes * 2] == ids * 2
+    form = codec(Quiet)
+    assert form.value(form.text(quiet[1])).pp == 2
+
+
 def test_ids_are_the_same_in_another_process() -> None:
     code = (
         "from tests.test_placement_runner import *; own = scenario_id(SCENARIO); search(QUESTION); "
