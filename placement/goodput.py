@@ -44,6 +44,8 @@ _RUNS: Final = 3
 _RISKY: Final = 1.25
 #: Stretches from which a pair of placements is compared.
 _PAIRED: Final = 8
+#: Largest logarithm of a rate that is told.
+_LARGEST_LOG: Final = 700.0
 #: Rates probed at most.
 _MAX_RATES: Final = 60
 #: A placement that fails at this share of its capacity bound sustains nothing.
@@ -154,9 +156,7 @@ def ratio(a: Goodput, b: Goodput, *, confidence: float = 0.95) -> Interval | Non
         if not all(math.isfinite(width) for width in widths):
             return None
         middle, half = math.log(a.rate_per_s.best / b.rate_per_s.best), math.hypot(*widths)
-    best = math.exp(middle)
-    half += a.resolution + b.resolution
-    return Interval(best * math.exp(-half), best, best * math.exp(half))
+    return _around(middle, half + a.resolution + b.resolution)
 
 
 @dataclass(slots=True)
@@ -499,12 +499,12 @@ class Estimator:
         drift = (1 - share) * self._drift(low) / missing[0] + share * self._drift(high) / missing[1]
         resolution += min(drift / growth, _MOST_DRIFT) if growth > 0 else 0.0
         half += resolution
-        below, above = root - half, root + half
+        interval = _around(root, half)
         if fall > _JUMP:
             # Where in the bracket attainment jumps is not known.
-            below, above = min(below, math.log(low)), max(above, math.log(high))
+            interval = Interval(min(interval.low, low), interval.best, max(interval.high, high))
         return Goodput(
-            Interval(math.exp(below), math.exp(root), math.exp(above)),
+            interval,
             tuple(runs.tolist()),
             (low, high),
             resolution,
@@ -549,7 +549,7 @@ class Estimator:
         outside = max(math.log(low) - curve.root, curve.root - math.log(high), 0.0)
         resolution = width * (width + min(max(fall, 0.0), 1.0)) / 4 + width / 2 + outside
         half = student_t(self.sampling.confidence, max(1, math.floor(degrees))) * error + resolution
-        interval = Interval(math.exp(curve.root - half), math.exp(curve.root), math.exp(curve.root + half))
+        interval = _around(curve.root, half)
         rates = tuple(own.tolist())
         return Goodput(interval, rates, (low, high), resolution, monotone=monotone, requests=requests)
 
@@ -634,6 +634,12 @@ def more_replications(goodput: Goodput, precision: float) -> int:
     noise = goodput.rate_per_s.half_width - goodput.resolution
     allowed = max(precision - goodput.resolution, precision / 2)
     return math.ceil(len(goodput.log_rates) * min(noise / allowed, 1e3) ** 2)
+
+
+def _around(middle: float, half: float) -> Interval:
+    """Return the interval around the exponential of a logarithm; beyond what floats hold it is open."""
+    high = math.exp(middle + half) if middle + half < _LARGEST_LOG else math.inf
+    return Interval(math.exp(middle - half), math.exp(middle), high)
 
 
 def _deviation(values: Floats) -> float:
