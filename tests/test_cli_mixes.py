@@ -101,7 +101,7 @@ def test_names_are_the_union_of_their_mixes(cli: Cli) -> None:
         (["--gpus", "prefill=2"], "--gpus: 'prefill=2' says nothing of decode; add decode=N"),
         (["--gpus", "several"], "--gpus: 'several' must be a whole number, or numbers by GPU or role; as in 24, or"),
         (["--gpus", "0"], "--gpus: 0 must be >= 1"),
-        (["--gpus", "h100=40,h20=99"], "--gpus: 99 must be <= "),
+        (["--gpus", "h100=40,h20=999"], "--gpus: 999 must be <= "),
         (["--nodes", "2"], "--nodes: 2 does not say of which GPU; give GPUs, as in --gpus h100-sxm=8,h20-96g=8"),
         (["--nodes", "2", "--gpus", "4"], "--nodes: 2 does not go with --gpus"),
         (["--affinity", "low"], "--affinity: 'low' keeps pairs within a node, and a node has GPUs of one type"),

@@ -38,7 +38,7 @@ def run(system: System, *, profile: Profile | None = None, trace: Trace | None =
 HANDOVER_TIMES = [
     field.name
     for field in dataclasses.fields(Handover)
-    if field.name.endswith("_s") and field.name != "bandwidth_bytes_per_s"
+    if field.name.endswith("_s") and not field.name.endswith("bandwidth_bytes_per_s")
 ]
 
 

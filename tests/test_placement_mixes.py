@@ -269,17 +269,21 @@ def by_hand(types: Mapping[str, int], *, per_node: int, total: int, by_role: Map
             free[at] -= need
         return True
 
+    def cut(degrees: str) -> list[int]:
+        # On nodes of one type a pipeline too large for a node lies on several.
+        return [1, 1] if degrees == "tp1pp2" and per_node == 1 else [sizes[degrees]]
+
     found = set()
     sizes = {"tp1pp1": 1, "tp2pp1": 2, "tp1pp2": 2}
     for (p, pn), (d, dn) in itertools.product(sizes.items(), repeat=2):
         for a, b, n, m in itertools.product(types, types, range(1, 9), range(1, 9)):
             if n * pn + m * dn > total or n * pn > by_role.get(P, 99) or m * dn > by_role.get(D, 99):
                 continue
-            fits = holds(a, [pn] * n + [dn] * m) if a == b else holds(a, [pn] * n) and holds(b, [dn] * m)
+            fits = holds(a, cut(p) * n + cut(d) * m) if a == b else holds(a, [pn] * n) and holds(b, [dn] * m)
             if fits:
                 found.add(f"{n}xP:{p}@{a} + {m}xD:{d}@{b}")
     for (c, cn), gpu, n in itertools.product(sizes.items(), types, range(1, 9)):
-        if n * cn <= total and holds(gpu, [cn] * n):
+        if n * cn <= total and holds(gpu, cut(c) * n):
             found.add(f"{n}xC:{c}@{gpu}")
     return found
 
