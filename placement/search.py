@@ -49,6 +49,8 @@ _ROUGHLY, _MOST_REPORTED_REPLICATIONS = 0.05, 5
 _PRECISION: Final = 0.03
 #: Share of its largest stable rate above which some runs of a placement may collapse where others do not.
 _RISKY: Final = 0.93
+#: Rate for which the length of a run beyond saturation is chosen, as a multiple of its own.
+_FILLED: Final = 2.0
 #: Where the long runs behind an interval begin, as a share of what the shorter ones of the race found: those flatter.
 _BELOW: Final = 0.97
 #: Candidates that are not among the best of the race but come so close to the best of their kind (a share of it) that
@@ -529,6 +531,7 @@ class _Search:
         steady = {e: s for e, s in starts.items() if not self.scenario.transient and e.failure is None and s > 0}
         self.stable_per_s |= self._saturate(steady)
         for entrant, start in steady.items():
+            entrant.pace_per_s = start * entrant.num_gpus
             limit = entrant.bounds[0].rate_per_s
             begin = start * entrant.num_gpus * _BELOW
             known = case_of(entrant.placement, self.case, self.scenario.mixes, self.cases)
@@ -578,10 +581,10 @@ class _Search:
         """
         probes = []
         for entrant, start in starts.items():
-            entrant.pace_per_s = start * entrant.num_gpus
             capacity, served = entrant.capacity_per_s, start * entrant.num_gpus
             rate = max(1.05 * capacity if math.isfinite(capacity) else 0.0, 1.2 * served)
-            probes.append(self.race.probe(entrant, Ask(rate, 0)))
+            # What is overloaded must be full before its throughput says anything.
+            probes.append(self.race.long.probe(entrant.placement, rate, 0, pace_per_s=_FILLED * rate))
         outcomes = self.runner.run(probes, stage="saturating")
         return {
             entrant: outcome.throughput_per_s

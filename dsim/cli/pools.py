@@ -461,7 +461,9 @@ def fleet_line(question: Question) -> str:
 
 
 def by_mix_lines(question: Question, result: SearchResult) -> list[str]:
-    """Return the best that is known of every mix of GPUs, best first."""
+    """Return the best that is known of every mix of GPUs, best first; nothing where there is one type."""
+    if question.fleet is None or len(question.fleet.types) < 2:
+        return []
     seen: dict[tuple[str, ...], Trial] = {}
     for trial in result.trials:
         if trial.state.value in ("COMPLETE", "PRUNED"):
