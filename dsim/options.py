@@ -109,7 +109,8 @@ class Window:
         stop_slo: with `max_misses`, the limits that a request must meet.
         max_misses: stop as soon as more than this many counted requests have certainly missed `stop_slo`.
         misses_per_request: lower that number by so much for every counted request that comes after the last one known
-            to have missed: misses that are far too many for the requests so far end the run, before the rest is seen.
+            to have missed: misses that are far too many for the requests so far end the run, before the rest is seen;
+            with `counted` only.
     """
 
     warmup: int = 0
@@ -121,5 +122,7 @@ class Window:
     def __post_init__(self) -> None:
         if self.warmup < 0:
             raise InputError("window", "must be >= 0", name="warmup", value=self.warmup)
+        if self.counted is None and self.misses_per_request:
+            raise InputError("window", "needs counted", name="misses_per_request", value=self.misses_per_request)
         if self.counted is not None and self.counted < 1:
             raise InputError("window", "must be >= 1", name="counted", value=self.counted)

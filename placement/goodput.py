@@ -31,6 +31,8 @@ _STEEP: Final = 0.3
 _GROWTH: Final = 12.0
 #: Log ratio of two neighbouring rates at least and (at first) at most, while one end of the bracket is missing.
 _STEP: Final = (0.06, 0.1)
+#: Times at most that such a step grows by half.
+_MOST_GROWTHS: Final = 12
 #: Drift at most that an estimate allows for, as a log ratio.
 _MOST_DRIFT: Final = 0.05
 #: Stretches say how far apart runs lie, unless neighbours are more alike than the first of these, or some runs collapse
@@ -50,6 +52,8 @@ _LARGEST_LOG: Final = 700.0
 _MAX_RATES: Final = 60
 #: A placement that fails at this share of its capacity bound sustains nothing.
 _NOTHING: Final = 1e-3
+#: The search is given up at a rate of so many times the first one.
+_ENDLESS: Final = 1e9
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +148,8 @@ def ratio(a: Goodput, b: Goodput, *, confidence: float = 0.95) -> Interval | Non
     parts = {len(g.log_stretches) // max(len(g.log_rates), 1) for g in (a, b)}
     if len(parts) == 1 and runs * min(parts) >= _PAIRED:
         common = runs * min(parts)
-        spread = level(np.subtract(a.log_stretches[:common], b.log_stretches[:common]), runs=runs)
+        apart = np.subtract(a.log_stretches[:common], b.log_stretches[:common])
+        spread = level(apart, runs=runs, repeated=any(_is_repeated(g) for g in (a, b)))
         usual = Level(0.0, math.hypot(spread.error, a.usual_error, b.usual_error), spread.degrees, spread.values, 0.0)
         middle, half = spread.best, usual.half_width(confidence)
     elif runs >= 2:
@@ -152,9 +157,10 @@ def ratio(a: Goodput, b: Goodput, *, confidence: float = 0.95) -> Interval | Non
         whole = mean_interval(paired, confidence=confidence)
         middle, half = whole.best, (whole.high - whole.low) / 2
     else:
-        widths = [math.log(g.rate_per_s.high / g.rate_per_s.low) / 2 - g.resolution for g in (a, b)]
-        if not all(math.isfinite(width) for width in widths):
+        ranges = [g.rate_per_s for g in (a, b)]
+        if any(not r.low or math.isinf(r.high) for r in ranges):
             return None
+        widths = [math.log(r.high / r.low) / 2 - g.resolution for r, g in zip(ranges, (a, b), strict=True)]
         middle, half = math.log(a.rate_per_s.best / b.rate_per_s.best), math.hypot(*widths)
     return _around(middle, half + a.resolution + b.resolution)
 
@@ -237,25 +243,25 @@ class Estimator:
         One look at the width only: to stop as soon as it happens to be small would make the interval too narrow.
         """
         wanted = self.sampling.replications
+        count = wanted if self.runs < wanted else self._afterwards(goodput)
         if self._is_uneven(goodput):
             # Some runs collapse: a few are run on both sides, the others where they differ most.
-            count = wanted if self.runs < wanted else self._afterwards(goodput)
             if self.replications < _RUNS:
                 self.replications, self.more = _RUNS, 0
-            else:
+                return
+            if self._is_bracketed:
                 self.anchor_per_s = self.anchor_per_s if self.more else self._noisier_end()
                 self.more = count - self.replications
-            return
-        count = wanted if self.runs < wanted else self._afterwards(goodput)
-        if goodput.log_stretches and not self._jumps:
+                return
+        if goodput.log_stretches and self._is_bracketed and not self._jumps:
             self.anchor_per_s = self.anchor_per_s if self.more else goodput.rate_per_s.best
             self.more = count - self.replications
         else:
-            self.replications = count
+            self.replications, self.more = count, 0
 
     def _afterwards(self, goodput: Goodput) -> int:
         wanted, most = self.sampling.replications, self.sampling.max_replications
-        return min(max(more_replications(goodput, self.sampling.precision), wanted + 2), most)
+        return min(max(more_replications(goodput, self.sampling.precision, runs=self.runs), wanted + 2), most)
 
     def _is_uneven(self, goodput: Goodput) -> bool:
         """Return whether stretches do not say how far apart runs lie."""
@@ -394,19 +400,19 @@ class Estimator:
             return None
         (low, at_low), (high, at_high) = self._bracket(means)
         if math.isinf(high):
-            if low >= self.limit_per_s:
+            most = min(self.limit_per_s, _ENDLESS * self.start_per_s)
+            if low >= most:
                 return None
             if above := [rate for rate in self._incomplete() if rate > low]:
                 return min(above)
-            return min(
-                low * math.exp(self._step(at_low, sum(mean >= self.target for _, mean in means))), self.limit_per_s
-            )
+            return min(low * math.exp(self._step(at_low, sum(mean >= self.target for _, mean in means))), most)
         if low == 0:
-            if high <= _NOTHING * min(self.limit_per_s, self.start_per_s):
+            least = _NOTHING * min(self.limit_per_s, self.start_per_s)
+            if high <= least:
                 return None
             if below := [rate for rate in self._incomplete() if rate < high]:
                 return max(below)
-            return high * math.exp(-self._step(at_high, sum(mean < self.target for _, mean in means)))
+            return max(high * math.exp(-self._step(at_high, sum(mean < self.target for _, mean in means))), least)
         width, fall = math.log(high / low), at_low - at_high
         if fall > _JUMP:
             return math.sqrt(low * high) if width > self.sampling.precision / 2 else None
@@ -425,7 +431,7 @@ class Estimator:
         As far as misses that grow at the usual speed take; short at first, as starts are good guesses, then longer.
         """
         away = abs(distance(attainment, self.target))
-        return min(max(away, _STEP[0]), _STEP[1]) * 1.5 ** max(0, tries - 2)
+        return min(max(away, _STEP[0]), _STEP[1]) * 1.5 ** min(max(0, tries - 2), _MOST_GROWTHS)
 
     def _incomplete(self) -> list[float]:
         """Return the rates that lack replications: to complete one costs less than a new one."""
@@ -450,7 +456,7 @@ class Estimator:
         resolved = not math.isinf(high) or low >= self.limit_per_s
         if math.isinf(high):
             high, at_high = max(low, self.limit_per_s if math.isfinite(self.limit_per_s) else low) * 1.001, 0.0
-        if self.more and self.anchor_per_s in {low, high}:
+        if self.more and self.anchor_per_s in {low, high} and high in self.seen:
             return self._from_ends(low, high, monotone=monotone, requests=requests)
         width, fall = math.log(high / low), at_low - at_high
         # Misses grow about exponentially with the rate: their logarithm is closer to a line than attainment is.
@@ -466,7 +472,7 @@ class Estimator:
         moves = (1 - share) * (at_low - here) / missing[0] + share * (at_high - there) / missing[1]
         raw = root - moves / growth
         found = self._level(raw, drifts=drifts)
-        count = self.replications
+        count = len(here) // self._parts
         alike = count >= _RUNS or not (self.risky or fall > _STEEP)
         if self.more and 0 not in self.seen[self.anchor_per_s]:
             # At the crossing the curve's misses are what they may be, and it falls as it does between the two rates.
@@ -499,7 +505,7 @@ class Estimator:
         drift = (1 - share) * self._drift(low) / missing[0] + share * self._drift(high) / missing[1]
         resolution += min(drift / growth, _MOST_DRIFT) if growth > 0 else 0.0
         half += resolution
-        interval = _around(root, half)
+        interval = self._interval(root, half)
         if fall > _JUMP:
             # Where in the bracket attainment jumps is not known.
             interval = Interval(min(interval.low, low), interval.best, max(interval.high, high))
@@ -514,6 +520,12 @@ class Estimator:
             resolved,
             requests,
         )
+
+    def _interval(self, root: float, half: float) -> Interval:
+        """Return the interval around a logarithm; its best estimate is not above the highest possible rate."""
+        found = _around(root, half)
+        best = min(found.best, self.limit_per_s)
+        return Interval(min(found.low, best), best, found.high)
 
     def _noisier_end(self) -> float:
         """Return the side of the crossing whose attainment says less of where it is."""
@@ -549,7 +561,7 @@ class Estimator:
         outside = max(math.log(low) - curve.root, curve.root - math.log(high), 0.0)
         resolution = width * (width + min(max(fall, 0.0), 1.0)) / 4 + width / 2 + outside
         half = student_t(self.sampling.confidence, max(1, math.floor(degrees))) * error + resolution
-        interval = _around(curve.root, half)
+        interval = self._interval(curve.root, half)
         rates = tuple(own.tolist())
         return Goodput(interval, rates, (low, high), resolution, monotone=monotone, requests=requests)
 
@@ -571,6 +583,12 @@ class Estimator:
         runs = [self.seen[self.anchor_per_s][i] for i in range(self.replications, self.runs)]
         values = np.array([run.stretches for run in runs])
         return (_second_half(values) if drifts else values).ravel()
+
+    @property
+    def _is_bracketed(self) -> bool:
+        """Whether there are runs on both sides of the crossing; there are none beyond the highest possible rate."""
+        (low, _), (high, _) = self._bracket(self._means())
+        return low > 0 and math.isfinite(high)
 
     @property
     def _jumps(self) -> bool:
@@ -629,11 +647,22 @@ class _Curve:
         return cls(math.log(low) + share * width, (1 - share) * width / rise / first, share * width / rise / last)
 
 
-def more_replications(goodput: Goodput, precision: float) -> int:
-    """Return how many replications of the present length this half width takes, of which the bracket takes a part."""
+def more_replications(goodput: Goodput, precision: float, *, runs: int) -> int:
+    """Return how many replications of the present length this half width takes, of which the bracket takes a part.
+
+    Args:
+        runs: replications that the goodput rests on.
+    """
     noise = goodput.rate_per_s.half_width - goodput.resolution
     allowed = max(precision - goodput.resolution, precision / 2)
-    return math.ceil(len(goodput.log_rates) * min(noise / allowed, 1e3) ** 2)
+    return math.ceil(runs * min(noise / allowed, 1e3) ** 2)
+
+
+def _is_repeated(goodput: Goodput) -> bool:
+    """Return whether second halves stand for the first ones, too: then half of the stretches are known only."""
+    by_run = np.array(goodput.log_stretches).reshape(len(goodput.log_rates), -1)
+    half = by_run.shape[1] // 2
+    return half > 0 and bool((by_run[:, :half] == by_run[:, by_run.shape[1] - half :]).all())
 
 
 def _around(middle: float, half: float) -> Interval:

@@ -350,6 +350,9 @@ class Race:
         rate_per_s = rate * entrant.num_gpus
         if alone.passed < rate_per_s < alone.failed:
             (outcome,) = yield [self._weed(entrant, rate_per_s, self.short, _SLACK, Role.PREFILL)]
+            if outcome.failure is not None:
+                # What broke it off says nothing of the pool's rate; the joint runs will tell.
+                return
             if self._drops(outcome):
                 alone.failed = min(alone.failed, rate_per_s)
             elif outcome.observation.attainment >= self.target:

@@ -605,8 +605,8 @@ class _Search:
                 return
             sharp.add(best)
             self._replicate([best], _BEST_REPLICATIONS, close=True)
-            if best.goodput is not None and best.failure is None:
-                wanted = more_replications(best.goodput, self.question.precision)
+            if best.estimator is not None and best.goodput is not None and best.failure is None:
+                wanted = more_replications(best.goodput, self.question.precision, runs=best.estimator.runs)
                 self._replicate([best], min(wanted, self.replications[1]), close=True)
 
     def _answer(

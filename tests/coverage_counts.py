@@ -167,7 +167,7 @@ def collapse_count(slower: float, waiting_s: float, *, seeds: range) -> tuple[Co
         found["a row"].append(finish(estimator, queue.probe))
         for most in (3, 16):
             goodput = finish(estimator, queue.probe)
-            wanted = 3 if most == 3 else min(more_replications(goodput, 0.02), most)
+            wanted = 3 if most == 3 else min(more_replications(goodput, 0.02, runs=estimator.runs), most)
             estimator.extend(Sampling(locate=1, replications=wanted, max_replications=wanted, close=True))
         found["the best, 2 %"].append(finish(estimator, queue.probe))
     first, second = (_tally(name, goodputs, truth_per_s) for name, goodputs in found.items())
