@@ -46,7 +46,8 @@ def flat(
 def content(value: object, *, leave_out: Collection[str] = ()) -> Any:  # noqa: ANN401 as `finite`
     """Return what a noun holds, for digests: the same for the same values, however they were written.
 
-    Whole numbers are those with a point, arrays are their digests, mappings are sorted.
+    Whole numbers are those with a point, arrays are their digests, mappings are sorted. Private fields
+    are left out: they follow from the others, some only once they are asked for.
 
     Args:
         leave_out: names of fields that say nothing of the content, such as where it comes from.
@@ -76,6 +77,6 @@ def content(value: object, *, leave_out: Collection[str] = ()) -> Any:  # noqa: 
     if isinstance(value, list | tuple):
         return [content(item, leave_out=leave_out) for item in value]
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = [field.name for field in dataclasses.fields(value) if field.name not in leave_out]
+        fields = [f.name for f in dataclasses.fields(value) if f.name[0] != "_" and f.name not in leave_out]
         return [type(value).__name__, {name: content(getattr(value, name), leave_out=leave_out) for name in fields}]
     raise TypeError(f"{type(value).__name__} has no content to digest")

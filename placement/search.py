@@ -336,12 +336,12 @@ def scenario(question: Question) -> Scenario:
 
 
 def horizon(question: Question) -> Horizon:
-    """Return how much is simulated in one run behind an interval."""
+    """Return how much is simulated in one run of placements that are not searched for: at most what compares them."""
     return _horizons(question, case(question))[-1]
 
 
 def replications_of(question: Question) -> tuple[int, int]:
-    """Return the replications behind an interval at first, and at most where the precision asks for more."""
+    """Return the replications of one placement looked at by itself: at first, and at most if the precision asks."""
     if question.num_requests is not None:
         count = min(max(math.ceil(_TRANSIENT_REQUESTS / question.num_requests), _CHECKS), 40)
         return count, count
@@ -359,7 +359,7 @@ def case(question: Question) -> bounds.Case:
 
 
 def _horizons(question: Question, known: bounds.Case) -> tuple[Horizon | None, Horizon | None, Horizon]:
-    """Choose how much is simulated: in brief runs, in short ones, and in those behind an interval.
+    """Choose how much is simulated: in brief runs, in short ones, and in the longest that compare placements.
 
     The same requests count for every candidate and rate. Requests stay for some time, of which several must pass before
     the system is as full as it will be; and a limit of many seconds needs a run of many such limits.

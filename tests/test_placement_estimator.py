@@ -96,7 +96,7 @@ def test_runs_that_differ_at_the_highest_possible_rate_have_an_answer() -> None:
 def test_a_search_that_never_fails_is_given_up_while_rates_are_numbers() -> None:
     found = finish(Estimator(0.9, 5.0), lambda _, i: Observation(0.95 + 0.01 * (i % 2)))
     assert not found.resolved
-    assert math.isfinite(found.rate_per_s.best)
+    assert 5e6 < found.rate_per_s.best < 1e11
 
 
 def test_an_interval_wider_than_numbers_reach_is_open() -> None:
@@ -141,16 +141,47 @@ def test_runs_added_on_one_side_count_there_only() -> None:
     assert np.diff(found.log_rates).tolist() == pytest.approx([moves * 0.3, -moves * 0.2])
 
 
-def test_the_side_where_runs_differ_more_gets_more() -> None:
-    def see(rate: float, replication: int) -> Observation:
-        if rate < 4.0:
-            return constant(0.95 + 0.0001 * replication)
-        return constant(0.8 - 0.2 * (replication % 3))
+def test_each_run_points_where_both_sides_of_it_say() -> None:
+    """The crossing moves for a run's attainment as the curve through both means does, by finite differences."""
+    width, step = 0.029, 1e-6
+    low, high = 4.0, 4.0 * math.exp(width)
+    above, below = np.array([0.97, 0.94, 0.94]), np.array([0.6, 0.9, 0.7, 0.8, 0.85])
 
-    estimator = Estimator(0.9, 3.98, sampling=Sampling(3, 5, 5))
-    finish(estimator, see)
+    def root(at_low: float, at_high: float) -> float:
+        return width * math.log(0.1 / (1 - at_low)) / math.log((1 - at_high) / (1 - at_low))
+
+    estimator = Estimator(0.9, low, sampling=Sampling(3, 5, 5))
+    estimator.replications, estimator.more, estimator.anchor_per_s, estimator.narrow = 3, 2, high, True
+    for rate, values in ((low, above), (high, below)):
+        estimator.seen[rate] = {i: constant(value) for i, value in enumerate(values.tolist())}
+    found = finish(estimator, lambda *_: pytest.fail("nothing is missing"))
+    means = float(above.mean()), float(below.mean())
+    per_low = (root(means[0] + step, means[1]) - root(*means)) / step
+    per_high = (root(means[0], means[1] + step) - root(*means)) / step
+    pointed = math.log(low) + root(*means) + per_low * (above - means[0]) + per_high * (below[:3] - means[1])
+    assert found.log_rates == pytest.approx(pointed.tolist(), abs=1e-6)
+
+
+def test_added_runs_that_lift_the_highest_rate_over_the_target_leave_no_far_side() -> None:
+    estimator = Estimator(0.9, 4.0, 4.0, Sampling(3, 5, 5))
+    estimator.replications, estimator.more, estimator.anchor_per_s, estimator.narrow = 3, 2, 4.0, True
+    estimator.seen = {
+        3.9: {i: constant(0.97) for i in range(3)},
+        4.0: {i: constant(value) for i, value in enumerate((0.8, 0.9, 0.92, 0.99, 0.99))},
+    }
+    found = finish(estimator, lambda *_: pytest.fail("nothing is missing"))
+    assert found.rate_per_s.best == pytest.approx(4.0, rel=2e-3)
+
+
+@pytest.mark.parametrize(("below", "above"), [(0.0001, 0.2), (0.03, 0.0001)])
+def test_the_side_where_runs_differ_more_gets_more(below: float, above: float) -> None:
+    def see(rate: float, replication: int) -> Observation:
+        return constant(0.97 - below * replication if rate < 4.0 else 0.8 - above * replication)
+
+    estimator = Estimator(0.9, 3.98, sampling=Sampling(3, 5, 5), risky=True)
+    finish(estimator, lambda rate, i: see(rate, i % 3))
     assert (estimator.replications, estimator.more) == (3, 2)
-    assert estimator.anchor_per_s >= 4.0
+    assert (estimator.anchor_per_s >= 4.0) == (above > below)
 
 
 def test_runs_added_at_the_crossing_count_as_the_others_do() -> None:
@@ -207,7 +238,7 @@ def stops_after(window: Window, missing: range) -> int:
     return 0
 
 
-@pytest.mark.parametrize("warmup", [0, 7])
+@pytest.mark.parametrize("warmup", [0, 70])
 def test_misses_per_request_count_what_is_still_to_come(warmup: int) -> None:
     """20 misses of 100 are allowed, less one for ten that come after the last miss."""
     slo = Slo(ttft_s=1.0, tpot_s=1.0)

@@ -22,6 +22,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dsim.analytic import AnalyticLatency
 from dsim.errors import InputError, InternalError
 from dsim.options import Options
 from dsim.pools import Placement, Policy, Role
@@ -33,8 +34,9 @@ from placement.goodput import Observation
 from placement.probe import Outcome, Probe, Scenario, run_probe
 from placement.result import State, Trial
 from placement.runner import LocalPool, Runner
-from placement.search import Question, candidates, scenario, search, search_among
+from placement.search import Mode, Question, candidates, scenario, search, search_among
 from placement.shards import Ledger, Shard, merge, search_shard
+from profiles.choice import best_profile
 from profiles.shipped import find_profile
 
 SPLIT = find_profile("13b", "a100-80g", engine="distserve")
@@ -261,6 +263,17 @@ def test_ids_are_of_what_no_repr_says() -> None:
     assert [run_id(own, probe, "a", said) for probe in probes * 2] == ids * 2
     form = codec(Quiet)
     assert form.value(form.text(quiet[1])).pp == 2
+
+
+def test_ids_do_not_change_as_runs_go_on() -> None:
+    """Computed step times are kept in the profile once they are asked for; ids of a later search must not tell."""
+    computed = best_profile("qwen2.5-72b", "h20")
+    question = Question({Role.COLOCATED: computed}, QUESTION.workload, QUESTION.slo, mode=Mode.COLOCATED)
+    before = question_id(question), scenario_id(scenario(question))
+    latency = computed.latency[1]
+    assert isinstance(latency, AnalyticLatency)
+    latency.prefill_s([(77, 0)])
+    assert (question_id(question), scenario_id(scenario(question))) == before
 
 
 def test_ids_are_the_same_in_another_process() -> None:

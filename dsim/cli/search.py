@@ -949,6 +949,11 @@ def nothing_found(question: Question, result: SearchResult) -> str:
         reason = f" ({_reasons(largest)})" if largest is not None else ""
         remedy = "give more GPUs or another profile"
         return f"--gpus: no placement of {question.model.name} can run on {gpus}{reason}; {remedy}"
+    failed = [trial for trial in others if trial.state.value == "FAILED"]
+    if failed:
+        # What ran to its end fell behind one that then failed: nothing is known of the limits.
+        count = f"{len(failed)} of {number_of(len(others), 'placement')} on {gpus}"
+        return f"search: {count} failed, and the others fell behind ({_reasons(failed[0])}); mend what made them fail"
     return (
         f"--slo: no placement on {gpus} serves any rate with {question.attainment:.4g} of the requests within "
         f"{question.slo} ({_reasons(others[0])}); relax the limits, or give more GPUs"
