@@ -68,11 +68,6 @@ class RunningBatch:
     def __iter__(self) -> Iterator[Job]:
         return iter(self.members)
 
-    @property
-    def total_context(self) -> int:
-        """Context of every member in its next step (in the one in flight where it takes part), tokens."""
-        return self.context + self.fresh_context + self.recompute_context
-
     def join(self, job: Job, context: int, *, covered: bool = True) -> None:
         """Add a member that takes part from the next launch on, with this context.
 
@@ -178,10 +173,6 @@ class RunningBatch:
             heappop(heap)
             finish, _, ticket, job = heap[0]
         return finish
-
-    def steps_to_finish(self) -> int:
-        """Steps until the first member finishes, the launch in flight included; at least 1."""
-        return self.next_finish() - self.launched + 1
 
     def steps_in_memory(self, steps: int) -> int:
         """Of `steps` launches, the one in flight first, how many find their blocks; at least 1."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -249,10 +249,10 @@ class Race:
                     batch.append(self._examine(entrant, rate))
             self._run(batch)
 
-    def seek(self, entrants: Sequence[Entrant]) -> None:
-        """Find the goodput of entrants wherever it lies."""
-        unknown = [e for e in entrants if e.goodput is None and e.failure is None and e.failed > 0]
-        self._run([self._examine(e, 0.0, e.expected) for e in unknown])
+    def seek(self, starts: Mapping[Entrant, float]) -> None:
+        """Find the goodput of entrants wherever it lies, from these rates per GPU."""
+        unknown = {e: s for e, s in starts.items() if e.goodput is None and e.failure is None and e.failed > 0}
+        self._run([self._examine(e, 0.0, start) for e, start in unknown.items()])
 
     def _seeds(self, queue: Sequence[Entrant], count: int) -> dict[Entrant, float]:
         """Return those of the first in the queue that look best in a brief run at a common rate, `count` of them.
@@ -337,7 +337,7 @@ class Race:
         above = distance(run.attainment, self.target)
         if more or run.stopped_early or not run.stable or not 0 <= above <= _NEAR:
             return None
-        best = rate * math.exp(above)
+        best = min(rate * math.exp(above), estimator.limit_per_s)
         interval = Interval(rate, best, best * math.exp(above))
         return Goodput(interval, (math.log(best),), (rate, math.inf), above, requests=run.requests)
 

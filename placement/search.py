@@ -465,9 +465,10 @@ class _Search:
         if self.given_starts is None:
             self.race.contest(entrants, goals)
         else:
-            self._seek_from(entrants, self.given_starts)
+            # As another search did that began at these rates: its runs are those of this one.
+            self.race.seek({e: _shared(self.given_starts[e.placement], e.num_gpus) for e in entrants})
         wanted = [e for e in entrants if e.placement in self.question.always]
-        self.race.seek(wanted)
+        self.race.seek({e: e.expected for e in wanted})
         self.starts = {e.placement: e.estimator.start_per_s for e in entrants if e.estimator is not None}
         reported = dict.fromkeys([e for goal in goals for e in goal.best] + [e for e in wanted if e.failed > 0])
         known = {e: e.per_gpu or e.guess for e in entrants}
@@ -478,11 +479,6 @@ class _Search:
         # Overload may cost throughput (swapping, stalls): a rate that was seen to be stable is.
         stable = {entrant: max(rate, entrant.stable_per_s) for entrant, rate in self.stable_per_s.items()}
         return self._answer(infeasible, entrants, reported, stable)
-
-    def _seek_from(self, entrants: Sequence[Entrant], starts: Mapping[Placement, float]) -> None:
-        """Find the goodputs as another search did that began at these rates: its runs are those of this one."""
-        per_gpu = {e: _shared(starts[e.placement], e.num_gpus) for e in entrants if e.failed > 0}
-        self.race._run([self.race._examine(e, 0.0, start) for e, start in per_gpu.items()])
 
     def _enter(self) -> tuple[list[Trial], list[Entrant]]:
         """Return the trials of placements that cannot run, and the others."""

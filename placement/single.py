@@ -50,8 +50,8 @@ def goodput_of(
 ) -> Single:
     """Return the largest rate that a placement sustains within the question's limits.
 
-    The runs are as long as those on which a search compares placements at most, shorter than those behind its intervals;
-    nothing is compared with anything.
+    The runs are the longest on which a search compares placements, shorter than those behind its intervals; nothing is
+    compared with anything.
 
     Args:
         question: its space, mode and `top` are not used.

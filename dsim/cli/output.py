@@ -12,15 +12,11 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import typer
 
 from dsim.errors import InputError
 from dsim.plain import finite, flat
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 
 @dataclass(slots=True)
@@ -98,13 +94,6 @@ def show(*parts: Table | str, color: bool = True) -> None:
         while len(lines) > 1 and not lines[0]:
             lines.pop(0)
         emit("\n" * (number > 0) + "\n".join(lines) + "\n")
-
-
-def progress_console() -> Console:
-    """Return the console on stderr."""
-    from rich.console import Console
-
-    return Console(stderr=True)
 
 
 @dataclass(frozen=True, slots=True)
