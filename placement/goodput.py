@@ -139,8 +139,8 @@ class Goodput:
 def ratio(a: Goodput, b: Goodput, *, confidence: float = 0.95) -> Interval | None:
     """Return goodput a / goodput b over the requests that both have seen, paired by common random numbers.
 
-    None where either is 0, or nothing says how sure one is. Where nothing can be paired the intervals are taken as
-    independent.
+    None where either is 0, or nothing says how sure one is. Where only whole runs can be paired, or nothing, the
+    intervals are taken as independent if that leaves less open: common requests make a ratio surer than that.
     """
     if not a.rate_per_s.best or not b.rate_per_s.best:
         return None
@@ -152,16 +152,20 @@ def ratio(a: Goodput, b: Goodput, *, confidence: float = 0.95) -> Interval | Non
         spread = level(apart, runs=runs, repeated=any(_is_repeated(g) for g in (a, b)))
         usual = Level(0.0, math.hypot(spread.error, a.usual_error, b.usual_error), spread.degrees, spread.values, 0.0)
         middle, half = spread.best, usual.half_width(confidence)
-    elif runs >= 2:
+        return _around(middle, half + a.resolution + b.resolution)
+    # Few whole runs say little of the spread of their differences: what both intervals leave open may be less.
+    found = []
+    if runs >= 2:
         paired = [x - y for x, y in zip(a.log_rates[:runs], b.log_rates[:runs], strict=True)]
         whole = mean_interval(paired, confidence=confidence)
-        middle, half = whole.best, (whole.high - whole.low) / 2
-    else:
-        ranges = [g.rate_per_s for g in (a, b)]
-        if any(not r.low or math.isinf(r.high) for r in ranges):
-            return None
+        found.append(((whole.high - whole.low) / 2, whole.best))
+    ranges = [g.rate_per_s for g in (a, b)]
+    if all(r.low and math.isfinite(r.high) for r in ranges):
         widths = [math.log(r.high / r.low) / 2 - g.resolution for r, g in zip(ranges, (a, b), strict=True)]
-        middle, half = math.log(a.rate_per_s.best / b.rate_per_s.best), math.hypot(*widths)
+        found.append((math.hypot(*widths), math.log(a.rate_per_s.best / b.rate_per_s.best)))
+    if not found:
+        return None
+    half, middle = min(found)
     return _around(middle, half + a.resolution + b.resolution)
 
 
