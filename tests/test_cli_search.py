@@ -67,6 +67,18 @@ def test_json_follows_the_schema(cli: Cli) -> None:
     assert result["profiles"]["colocated"]["engine"] == "vllm"
 
 
+def test_the_level_of_the_intervals(cli: Cli) -> None:
+    """Less sure is narrower: the same runs, as the finite ones are as many whatever is asked for."""
+    limits = {}
+    for level in ("80%", "0.99"):
+        result = answer(cli, *QUICK, "--mode", "colocated", "--confidence", level)
+        limits[level] = result["best"]["colocated"]["goodput_per_gpu_per_s"]
+        assert result["question"]["confidence"] == {"80%": 0.8, "0.99": 0.99}[level]
+    assert limits["80%"]["best"] == limits["0.99"]["best"]
+    assert limits["0.99"]["low"] < limits["80%"]["low"] < limits["80%"]["high"] < limits["0.99"]["high"]
+    assert "80% interval" in cli(*QUICK, "--mode", "colocated", "--confidence", "0.8").out
+
+
 def test_kv_blocks_of_every_trial(cli: Cli) -> None:
     result = answer(cli, *QUICK, "--kv-blocks", "900,decode=500")
     best = result["best"]

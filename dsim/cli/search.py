@@ -220,9 +220,12 @@ def search(
         typer.Option(
             "--precision",
             metavar="SHARE",
-            help="Half width aimed for of the best intervals; a smaller one than the default buys more runs.",
+            help="Half width aimed for of the best one's interval; a smaller one than the default buys more runs.",
         ),
     ] = "0.03",
+    confidence: Annotated[
+        str, typer.Option("--confidence", metavar="SHARE", help="Level of the intervals, as 0.95 or 95%.")
+    ] = "0.95",
     extrapolate: Annotated[
         bool, typer.Option("--extrapolate", help="Go beyond the profiles' valid range; the result says so.")
     ] = False,
@@ -283,6 +286,7 @@ def search(
         requests=requests,
         top=top,
         precision=precision,
+        confidence=confidence,
         extrapolate=extrapolate,
         seed=seed,
     )
@@ -413,6 +417,7 @@ def resolved(
     requests: int | None,
     top: int,
     precision: str,
+    confidence: str,
     extrapolate: bool,
     seed: int,
 ) -> tuple[Asked, Question]:
@@ -482,6 +487,7 @@ def resolved(
             cluster=cluster,
             attainment=parse_share(attainment, "--attainment"),
             precision=parse_share(precision, "--precision"),
+            confidence=parse_share(confidence, "--confidence"),
             affinity=affinity,
             mode=mode,
             policies=tuple(dict.fromkeys(policy or Policy)),
@@ -543,6 +549,7 @@ def _question(
     cluster: Cluster,
     attainment: float,
     precision: float,
+    confidence: float,
     affinity: AffinityChoice,
     mode: ModeChoice,
     policies: tuple[Policy, ...],
@@ -581,6 +588,7 @@ def _question(
         seed=seed,
         top=top,
         precision=precision,
+        confidence=confidence,
         num_requests=num_requests,
         options=Options(seed=seed, prefill_token_limit=prefill_token_limit, extrapolate=extrapolate),
     )

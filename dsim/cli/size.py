@@ -173,8 +173,11 @@ def size(
     handover: HandoverText = None,
     kv_link: KvLinkText = None,
     precision: Annotated[
-        str, typer.Option("--precision", metavar="SHARE", help="Half width aimed for of the best intervals.")
+        str, typer.Option("--precision", metavar="SHARE", help="Half width aimed for of the best one's interval.")
     ] = "0.03",
+    confidence: Annotated[
+        str, typer.Option("--confidence", metavar="SHARE", help="Level of the intervals, as 0.95 or 95%.")
+    ] = "0.95",
     extrapolate: Annotated[
         bool, typer.Option("--extrapolate", help="Go beyond the profiles' valid range; the result says so.")
     ] = False,
@@ -233,6 +236,7 @@ def size(
         requests=None,
         top=3,
         precision=precision,
+        confidence=confidence,
         extrapolate=extrapolate,
         seed=seed,
     )
