@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import enum
 import threading
@@ -94,9 +95,10 @@ def timed(function: Callable[[Any, Any], Any], scenario: object, item: object, l
     except MemoryError:
         no_memory = True
     except _TimeOverError:
-        if watch is not None:
-            watch.end()
         too_long = True
+        while watch is not None and not watch.has_ended:
+            with contextlib.suppress(_TimeOverError):
+                watch.end()
     return Done(result, time.thread_time() - start_s, too_long, no_memory)
 
 
@@ -119,11 +121,22 @@ class _Watch:
         self._lock = threading.Lock()
         threading.Thread(target=self._watch, daemon=True).start()
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether it stops nothing any more."""
+        return self._ended.is_set()
+
     def end(self) -> None:
-        """Stop nothing any more."""
+        """Stop nothing any more.
+
+        To take an exception back by sending none would make CPython 3.11 look for one for ever after: everything is
+        slower then, and what is profiled never ends.
+        """
         with self._lock:
             self._ended.set()
-            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._thread), None)
+        for _ in range(2):
+            # One that was sent before arrives here at the latest: backward jumps look for it.
+            pass
 
     def _watch(self) -> None:
         while not self._ended.wait(max(self._until_s - self._clock(), 0.01)):

@@ -421,6 +421,25 @@ def hungry(_scenario: Scenario, probe: Probe) -> float:
     return probe.rate_per_s
 
 
+#: A run that ends in time, one that does not, and Python under a profiler, which looks for exceptions of others first.
+AFTERWARDS = """
+import cProfile
+from placement.worker import timed
+
+def spins(scenario, item):
+    while item:
+        pass
+
+assert not timed(spins, None, 0, 10.0).too_long
+assert timed(spins, None, 1, 0.05).too_long
+cProfile.Profile().runcall(spins, None, 0)
+"""
+
+
+def test_nothing_is_left_of_a_limit() -> None:
+    subprocess.run([sys.executable, "-c", AFTERWARDS], check=True, timeout=60, cwd=Path(__file__).parents[1])
+
+
 def test_a_run_without_memory_is_no_crash() -> None:
     with ThreadPoolExecutor(1) as thread:
         for executor in (None, thread):
