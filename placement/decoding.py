@@ -243,7 +243,7 @@ class _Program:
         miss_s = self._miss_s(theta)
         # Hits alone: (c - theta) / B + mu (t + f s B), with lines for c and t.
         fixed, rise = self.instance[0] - theta, mu * (self.token[1] + costs.token_slope_s * s)
-        with np.errstate(divide="ignore", invalid="ignore"):
+        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
             batch = np.where(fixed > 0, np.sqrt(np.maximum(fixed, 0.0) / rise), self.low)
         batch = np.clip(np.where(np.isnan(batch), self.high, batch), self.low, self.high)
         growing_s = np.where(rise > 0, rise * np.where(np.isinf(batch), 0.0, batch), 0.0)
@@ -251,7 +251,7 @@ class _Program:
         # Hits among misses, where the line bends.
         kept = np.maximum(self.end_instance_s - theta - miss_s * self.ends, 0.0)
         rise = mu * costs.token_slope_s * s
-        with np.errstate(divide="ignore", invalid="ignore"):
+        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
             hits = np.sqrt(kept / rise)
         hits = np.clip(np.where(np.isnan(hits), self.ends, hits), 1.0, self.ends)
         among_s = kept / hits + miss_s + mu * self.end_token_s + rise * hits

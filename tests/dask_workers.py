@@ -26,6 +26,8 @@ def main() -> None:
     ):
         say(cluster.scheduler_address)
         for line in sys.stdin:
+            # One that was killed takes a while to come back.
+            client.wait_for_workers(2)
             if line.strip() == PIDS:
                 say(" ".join(map(str, client.run(os.getpid).values())))
             else:

@@ -56,10 +56,10 @@ def cluster() -> Iterator[Cluster]:
     found = Cluster()
     yield found
     assert found.process.stdin is not None
-    found.process.stdin.close()
-    assert found.process.wait(timeout=60) == 0
     assert found.process.stdout is not None
-    found.process.stdout.close()
+    found.process.stdin.close()
+    with found.process.stdout:
+        assert found.process.wait(timeout=60) == 0
 
 
 def search(*arguments: str) -> subprocess.Popen[str]:
