@@ -120,7 +120,7 @@ class Case:
     margin: float = 4.0
     known: dict[tuple[object, Pool], float | Floats] = field(default_factory=dict)
     waits: dict[tuple[Pool, bytes], float] = field(default_factory=dict)
-    idle: dict[tuple[tuple[Pool, ...], bool], float] = field(default_factory=dict)
+    idle: dict[tuple[tuple[Pool, ...], tuple[bool, ...]], float] = field(default_factory=dict)
 
     @property
     def handover(self) -> Handover:
@@ -235,7 +235,7 @@ def _prefill_limits_s(placement: Placement, case: Case) -> Floats:
 
 def idle_attainment(placement: Placement, case: Case) -> float:
     """Return the share of the sampled requests that meet all limits when each is served alone."""
-    key = tuple(replace(pool, count=1) for pool in placement.pools), _always_crosses(placement)
+    key = tuple(replace(pool, count=1) for pool in placement.pools), _crossings(placement)
     if key not in case.idle:
         ttft_s, tpot_s, e2e_s = alone_s(placement, case)
         slo = case.slo
@@ -296,15 +296,22 @@ def _first_step_s(pool: Pool, case: Case) -> Floats:
 def _transfer_s(placement: Placement, case: Case) -> Floats:
     """Return the time of each sampled request's transfer over the fastest links of any pair, shape (n,)."""
     sender, receiver = (pool.parallelism for pool in placement.pools)
-    times = transfer_times(case.profiles[Role.DECODE], sender, receiver, crosses=_always_crosses(placement))
-    transfer_s: Floats = times.latency_s + times.per_token_s * case.sample.prompt_tokens
+    kinds = [
+        transfer_times(case.profiles[Role.DECODE], sender, receiver, crosses=crosses)
+        for crosses in _crossings(placement)
+    ]
+    tokens = case.sample.prompt_tokens
+    transfer_s: Floats = np.minimum.reduce([times.latency_s + times.per_token_s * tokens for times in kinds])
     return transfer_s
 
 
-def _always_crosses(placement: Placement) -> bool:
-    """Return whether KV goes from node to node between whichever instances."""
+def _crossings(placement: Placement) -> tuple[bool, ...]:
+    """Return whether KV of any pair of instances stays in a node, as False, and whether any goes to another, as True.
+
+    A link to another node may be the faster one, if a user says so.
+    """
     crossings = placement.crossings
-    return crossings is not None and all(map(all, crossings))
+    return (False,) if crossings is None else tuple(sorted({crosses for row in crossings for crosses in row}))
 
 
 def _after_prefill_s(placement: Placement, case: Case) -> Floats:

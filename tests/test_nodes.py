@@ -226,6 +226,17 @@ def test_where_all_kv_crosses_the_bound_is_that_of_the_network() -> None:
     )
 
 
+def test_a_network_faster_than_the_links_of_a_node_bounds_what_may_take_it() -> None:
+    profile = linked(node_tokens_per_s=2.0**20)
+    trace = make_trace([0.0] * 8, [256] * 8, [2] * 8)
+    mixed = Placement.parse("1xP:tp1pp1 + 2xD:tp1pp1").on(Nodes(4, 2))
+    result = simulate(mixed, trace, profiles=profile)
+    tpot_s = bounds.alone_s(mixed, case_of(result, profile))[1]
+    assert np.all(result.tpot_s >= tpot_s * (1 - 1e-9))
+    within = bounds.alone_s(Placement.parse("1xP:tp1pp1 + 2xD:tp1pp1"), case_of(result, profile))[1]
+    assert np.all(tpot_s < within)
+
+
 def test_sends_from_node_to_node_are_derived_where_nobody_timed_them() -> None:
     profile = find_profile("66b", "a100-80g", engine="distserve")
     placement = Placement.parse("1xP:tp4pp2 + 1xD:tp4pp2").on(Nodes(16, 8, side_by_side=True))
