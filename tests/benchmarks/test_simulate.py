@@ -84,9 +84,11 @@ def test_a_million_requests(benchmark: BenchmarkFixture) -> None:
     measure(benchmark, PAPER, rate_per_s=4.0, num_requests=1_000_000, rounds=1)
 
 
+@pytest.mark.parametrize("itl", [True, False], ids=["itl", "plain"])
 @pytest.mark.parametrize("num_requests", [100_000, 1_000_000, 10_000_000], ids=["tenth", "whole", "ten_million"])
-def test_aggregates_of_millions_through_64_instances(benchmark: BenchmarkFixture, num_requests: int) -> None:
-    """The requests are drawn meanwhile: their time is in it."""
+def test_aggregates_of_millions_through_64_instances(benchmark: BenchmarkFixture, num_requests: int, itl: bool) -> None:
+    """The requests are drawn meanwhile: their time is in it. ITL is about every token, the rest about requests."""
+    options = Options(track_itl=itl)
     profile = profile_of("distserve")
     workload = Workload(Poisson(), preset("sharegpt"))
     draw = {"num_requests": num_requests, "seed": 0, "context_tokens": profile.model.context_tokens}
@@ -95,7 +97,8 @@ def test_aggregates_of_millions_through_64_instances(benchmark: BenchmarkFixture
     def run() -> Aggregates:
         start_s = time.process_time()
         blocks = workload.finite(rate_per_s=128.0, **draw)
-        found = aggregate(MANY, blocks, profiles=profile, slo=Slo(ttft_s=0.2, tpot_s=0.1), num_requests=num_requests)
+        slo = Slo(ttft_s=0.2, tpot_s=0.1)
+        found = aggregate(MANY, blocks, profiles=profile, slo=slo, num_requests=num_requests, options=options)
         spent_s.append(time.process_time() - start_s)
         return found
 
