@@ -43,7 +43,7 @@ _COLLAPSE: Final = 1.7
 _RUNS: Final = 3
 #: What the width is multiplied by that stretches say of a placement whose runs may collapse: the first few runs tell
 #: too little of it (coverage counted on queues that collapse).
-_RISKY: Final = 1.25
+_RISKY_WIDTH: Final = 1.25
 #: Stretches from which a pair of placements is compared.
 _PAIRED: Final = 8
 #: Largest logarithm of a rate that is told.
@@ -186,7 +186,8 @@ class Estimator:
         controls: what is known of each replication's requests.
         risky: the placement is so close to saturation that some runs may collapse where others do not.
         replications: those run on both sides of the crossing.
-        more: those run at `anchor_per_s`, the crossing that the others show, only.
+        more: those run at `anchor_per_s` only: the crossing that the others show or, where runs lie far apart, the side
+            of it that tells less.
     """
 
     target: float
@@ -496,7 +497,7 @@ class Estimator:
         smooth = alike and self._is_smooth(found, crossings)
         runs = corrected if smooth or _deviation(crossings) <= _deviation(corrected) else crossings
         if smooth:
-            half = found.half_width(self.sampling.confidence) * (_RISKY if self.risky else 1.0)
+            half = found.half_width(self.sampling.confidence) * (_RISKY_WIDTH if self.risky else 1.0)
         else:
             spread = mean_interval(runs.tolist(), confidence=self.sampling.confidence)
             half = (spread.high - spread.low) / 2
