@@ -97,6 +97,26 @@ class Options:
 
 
 @dataclass(frozen=True, slots=True)
+class Look:
+    """Requests of the warm-up whose misses may end a run, too.
+
+    Args:
+        first: number of the first of them, in order of arrival.
+        judged: how many they are.
+        max_misses: stop as soon as more than this many have certainly missed.
+    """
+
+    first: int
+    judged: int
+    max_misses: float
+
+    def __post_init__(self) -> None:
+        for name, value, least in (("first", self.first, 0), ("judged", self.judged, 1)):
+            if value < least:
+                raise InputError("window", f"must be >= {least}", name=f"look.{name}", value=value)
+
+
+@dataclass(frozen=True, slots=True)
 class Window:
     """Which requests of a run are counted, and when it may stop.
 
@@ -111,6 +131,7 @@ class Window:
         misses_per_request: lower that number by so much for every counted request that comes after the last one known
             to have missed: misses that are far too many for the requests so far end the run, before the rest is seen;
             with `counted` only.
+        look: judge some of the warm-up as well, by the same limits and `misses_per_request`.
     """
 
     warmup: int = 0
@@ -118,11 +139,14 @@ class Window:
     stop_slo: Slo | None = None
     max_misses: float = math.inf
     misses_per_request: float = 0.0
+    look: Look | None = None
 
     def __post_init__(self) -> None:
         if self.warmup < 0:
             raise InputError("window", "must be >= 0", name="warmup", value=self.warmup)
         if self.counted is None and self.misses_per_request:
             raise InputError("window", "needs counted", name="misses_per_request", value=self.misses_per_request)
+        if self.look is not None and self.look.first + self.look.judged > self.warmup:
+            raise InputError("window", "must lie within the warm-up", name="look", value=self.look)
         if self.counted is not None and self.counted < 1:
             raise InputError("window", "must be >= 1", name="counted", value=self.counted)

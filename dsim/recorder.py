@@ -180,6 +180,10 @@ class Recorder:
         self._misses_per_request = window.misses_per_request
         self._misses = 0
         self._reached = self._first
+        self._look = window.look
+        self._look_misses = 0
+        self._look_reached = 0 if window.look is None else window.look.first
+        self.stopped_in_warmup = False
 
     def enter(self, block: Trace) -> Sequence[int]:
         """Take in requests that will arrive next, in this order; return their rows."""
@@ -241,7 +245,10 @@ class Recorder:
             self._finished(job.index)
 
     def _miss(self, job: Job) -> None:
-        if job.missed or not self._first <= job.index < self._last:
+        if job.missed:
+            return
+        if not self._first <= job.index < self._last:
+            self._miss_in_warmup(job)
             return
         job.missed = True
         self._misses += 1
@@ -251,6 +258,17 @@ class Recorder:
             allowed -= self._misses_per_request * (self._last - self._reached)
         if self._misses > allowed:
             self.stopped_early = self.done = True
+
+    def _miss_in_warmup(self, job: Job) -> None:
+        look = self._look
+        if look is None or not look.first <= job.index < look.first + look.judged:
+            return
+        job.missed = True
+        self._look_misses += 1
+        self._look_reached = max(self._look_reached, job.index + 1)
+        allowed = look.max_misses - self._misses_per_request * (look.first + look.judged - self._look_reached)
+        if self._look_misses > allowed:
+            self.stopped_early = self.stopped_in_warmup = self.done = True
 
     def _finished(self, index: int) -> None:
         if self._first <= index < self._last:

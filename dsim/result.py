@@ -51,6 +51,7 @@ class Result:
         kv_blocks: KV blocks of one instance.
         events: simulator events scheduled.
         stopped_early: whether the window's misses ended the run.
+        stopped_in_warmup: whether those of its look did.
         elapsed_s: instant of the last event.
     """
 
@@ -69,6 +70,7 @@ class Result:
     kv_blocks: Mapping[Role, int]
     events: int
     stopped_early: bool
+    stopped_in_warmup: bool
     drained: bool
     elapsed_s: float
 
@@ -109,6 +111,7 @@ class Result:
             kv_blocks=deployment.kv_blocks(),
             events=deployment.clock.scheduled(),
             stopped_early=recorder.stopped_early,
+            stopped_in_warmup=recorder.stopped_in_warmup,
             drained=not recorder.done,
             elapsed_s=deployment.clock.now_s,
         )

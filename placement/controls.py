@@ -95,6 +95,23 @@ class Traffic:
 
         return Controls(of, np.atleast_2d(covariance))
 
+    def heaviest(self, replications: int) -> int:
+        """Return that one of the first replications whose requests bring the most work per second.
+
+        Prompt and output tokens per second are added as shares of their means over the replications.
+        """
+        if not self.is_random:
+            return 0
+        loads = np.array([self._load(i) for i in range(replications)])
+        return int(np.argmax((loads / loads.mean(axis=0)).sum(axis=1)))
+
+    def _load(self, replication: int) -> Floats:
+        """Return prompt and output tokens per second of the requests that count, at unit rate."""
+        requests = self._requests(replication, self.warmup + self.counted)
+        columns = (requests.computed_tokens, requests.output_tokens)
+        span_s = float(requests.arrival_s[-1] - requests.arrival_s[self.warmup])
+        return np.array([float(column[self.warmup :].sum()) / span_s for column in columns])
+
     def _requests(self, replication: int, count: int) -> _Requests:
         if replication not in self._drawn:
             trace = self.scenario.workload.trace(

@@ -18,19 +18,24 @@ Floats = NDArray[np.float64]
 
 #: Widest bracket, as a log ratio of rates, over which attainment is taken as linear.
 _LINEAR: Final = 0.08
+#: The same where attainment falls little and no more than this precision is asked for.
+_ROUGH_LINEAR, _ROUGH = 0.12, 0.1
 #: Distance from the estimated root, as a log ratio, at which the ends of the final bracket are placed.
 _BESIDE: Final = 0.03
-#: The same of a bracket within which some runs collapse before others: closer to the root fewer do.
-_NARROW: Final = 0.03
-_CLOSE_BESIDE: Final = 0.01
+#: Widest bracket within which some runs collapse before others, for a close look: closer to the root fewer do.
+_NARROW: Final = 0.032
 #: Fall of attainment over a bracket beyond which it is a jump (the stability limit, equal requests), not a slope; and
 #: beyond which the slope is so steep that only half the width is taken as linear.
 _JUMP: Final = 0.6
 _STEEP: Final = 0.3
 #: Growth of the logarithm of the misses per log ratio of rates that is assumed before two rates have been probed.
 _GROWTH: Final = 12.0
-#: Log ratio of two neighbouring rates at least and (at first) at most, while one end of the bracket is missing.
+#: Log ratio of two neighbouring rates at least and (at first) at most, while one end of the bracket is missing; and
+#: near saturation, where runs that have collapsed say nothing.
 _STEP: Final = (0.06, 0.1)
+_RISKY_STEP: Final = (0.03, 0.04)
+#: How far beyond the crossing that two rates point at the next one is put, as a log ratio.
+_BEYOND: Final = 0.02
 #: Times at most that such a step grows by half.
 _MOST_GROWTHS: Final = 12
 #: Drift at most that an estimate allows for, as a log ratio.
@@ -185,6 +190,8 @@ class Estimator:
         limit_per_s: no rate above it can be sustained.
         controls: what is known of each replication's requests.
         risky: the placement is so close to saturation that some runs may collapse where others do not.
+        scout: the replication that then looks for the rates at which all are run: of those run first the one with the
+            most work, as it collapses first.
         replications: those run on both sides of the crossing.
         more: those run at `anchor_per_s` only: the crossing that the others show or, where runs lie far apart, the side
             of it that tells less.
@@ -196,6 +203,7 @@ class Estimator:
     sampling: Sampling = field(default_factory=Sampling)
     controls: Controls | None = None
     risky: bool = False
+    scout: int = 0
     seen: dict[float, dict[int, Observation]] = field(default_factory=dict)
     replications: int = 0
     more: int = 0
@@ -206,19 +214,20 @@ class Estimator:
     def __post_init__(self) -> None:
         self.replications = min(self.sampling.locate, self.sampling.replications)
         self.start_per_s = min(self.start_per_s, self.limit_per_s)
-        if self.risky:
-            self.replications = max(self.replications, _RUNS)
 
     def ask(self) -> list[Ask]:
         """Return the probes wanted next, none when `result` is there."""
         while self.result is None:
             rate = self._next_rate()
             if rate is not None:
-                missing = [i for i in range(self.replications) if i not in self.seen.get(rate, {})]
+                missing = [i for i in self._numbers if i not in self.seen.get(rate, {})]
                 return [Ask(rate, i) for i in missing]
             there = self.seen.get(self.anchor_per_s, {})
             if missing := [i for i in range(self.replications, self.runs) if i not in there]:
                 return [Ask(self.anchor_per_s, i) for i in missing]
+            if self._is_scouting:
+                self.replications = _RUNS
+                continue
             goodput = self._estimate()
             if self._is_uneven(goodput) and self.sampling.close and not self.narrow:
                 self.narrow, self.more = True, 0
@@ -241,6 +250,16 @@ class Estimator:
     def runs(self) -> int:
         """Replications run, or asked for, on both sides of the crossing and at it."""
         return self.replications + self.more
+
+    @property
+    def _is_scouting(self) -> bool:
+        """Whether one replication looks for the rates at which all will be run."""
+        return self.risky and self.replications == 1
+
+    @property
+    def _numbers(self) -> Sequence[int]:
+        """The replications that are run on both sides of the crossing at present."""
+        return (self.scout,) if self._is_scouting else range(self.replications)
 
     def _add(self, goodput: Goodput) -> None:
         """Add replications: up to the first stage's, then once as many as the precision asks for.
@@ -293,8 +312,8 @@ class Estimator:
     def _runs(self, rate_per_s: float) -> list[Observation]:
         """Return the replications run on both sides of the crossing, and those added on this side."""
         seen = self.seen[rate_per_s]
-        added = rate_per_s == self.anchor_per_s and all(i in seen for i in range(self.runs))
-        return [seen[i] for i in range(self.runs if added else self.replications)]
+        added = self.more > 0 and rate_per_s == self.anchor_per_s and all(i in seen for i in range(self.runs))
+        return [seen[i] for i in (range(self.runs) if added else self._numbers)]
 
     def _collapses(self, rate_per_s: float) -> bool:
         """Return whether nothing lasts at a rate.
@@ -326,7 +345,7 @@ class Estimator:
         """Return the controls of the stretches of so many replications, shape (count * stretches, k), if known."""
         if self.controls is None or self._parts == 1:
             return None
-        rows = np.stack([self.controls.of(i) for i in range(count)])
+        rows = np.stack([self.controls.of(i) for i in (self._numbers if self._is_scouting else range(count))])
         if rows.shape[1] != self._parts:
             return None
         return (_second_half(rows) if drifts else rows).reshape(-1, rows.shape[2])
@@ -362,7 +381,7 @@ class Estimator:
     def _drift(self, rate_per_s: float) -> float:
         """Return the mean attainment that is lost from whole runs to their second halves, 0 if it may be by chance."""
         seen = self.seen.get(rate_per_s, {})
-        runs = self._runs(rate_per_s) if all(i in seen for i in range(self.replications)) else []
+        runs = self._runs(rate_per_s) if all(i in seen for i in self._numbers) else []
         lost = [run.attainment - run.late for run in runs if run.late is not None]
         if not lost:
             return 0.0
@@ -381,9 +400,7 @@ class Estimator:
     def _means(self) -> list[tuple[float, float]]:
         """Return (rate, mean attainment) of the rates that all current replications have seen, by rate."""
         return [
-            (rate, self._mean(rate))
-            for rate in sorted(self.seen)
-            if all(i in self.seen[rate] for i in range(self.replications))
+            (rate, self._mean(rate)) for rate in sorted(self.seen) if all(i in self.seen[rate] for i in self._numbers)
         ]
 
     def _bracket(self, means: Sequence[tuple[float, float]]) -> tuple[tuple[float, float], tuple[float, float]]:
@@ -410,37 +427,56 @@ class Estimator:
                 return None
             if above := [rate for rate in self._incomplete() if rate > low]:
                 return min(above)
-            return min(low * math.exp(self._step(at_low, sum(mean >= self.target for _, mean in means))), most)
+            return min(low * math.exp(self._step([m for m in means if m[1] >= self.target][-2:], len(means))), most)
         if low == 0:
             least = _NOTHING * min(self.limit_per_s, self.start_per_s)
             if high <= least:
                 return None
             if below := [rate for rate in self._incomplete() if rate < high]:
                 return max(below)
-            return max(high * math.exp(-self._step(at_high, sum(mean < self.target for _, mean in means))), least)
+            return max(high * math.exp(-self._step(means[1::-1], len(means))), least)
         width, fall = math.log(high / low), at_low - at_high
+        if self._is_scouting:
+            return math.sqrt(low * high) if width > _LINEAR / 2 else None
         if fall > _JUMP:
             return math.sqrt(low * high) if width > self.sampling.precision / 2 else None
         if width <= (_NARROW if self.narrow else _LINEAR if fall <= _STEEP else _LINEAR / 2):
             return None
-        beside = _CLOSE_BESIDE if self.narrow else _BESIDE
+        if self.sampling.precision >= _ROUGH and width <= _ROUGH_LINEAR and fall <= _STEEP / 2:
+            return None
+        if self.narrow:
+            # Runs collapse at different rates: the mean says little of where between them.
+            return math.sqrt(low * high)
         root = low * math.exp(width * (at_low - self.target) / fall)
         # Close the far side first.
         if root / low > high / root:
-            return max(root * math.exp(-beside), low * math.exp(width / 10))
-        return min(root * math.exp(beside), high * math.exp(-width / 10))
+            return max(root * math.exp(-_BESIDE), low * math.exp(width / 10))
+        return min(root * math.exp(_BESIDE), high * math.exp(-width / 10))
 
-    def _step(self, attainment: float, tries: int) -> float:
+    def _step(self, nearest: Sequence[tuple[float, float]], tries: int) -> float:
         """Return how far from a rate to look for the other end, as a log ratio.
 
-        As far as misses that grow at the usual speed take; short at first, as starts are good guesses, then longer.
+        As far as misses that grow as between two rates take, or at the usual speed; short at first, as starts are good
+        guesses, then longer.
+
+        Args:
+            nearest: rates and their attainment, at most two, that nearest to the crossing last.
         """
+        rate, attainment = nearest[-1]
         away = abs(distance(attainment, self.target))
-        return min(max(away, _STEP[0]), _STEP[1]) * 1.5 ** min(max(0, tries - 2), _MOST_GROWTHS)
+        least, most = _RISKY_STEP if self.risky else _STEP
+        if len(nearest) == 2 and not self.risky:
+            before, better = nearest[0]
+            growth = _GROWTH * (distance(better, self.target) - distance(attainment, self.target))
+            growth /= math.log(rate / before)
+            if growth > 1:
+                away = away * _GROWTH / growth + _BEYOND
+                most = _STEP[1] + _BEYOND
+        return min(max(away, least), most) * 1.5 ** min(max(0, tries - 2), _MOST_GROWTHS)
 
     def _incomplete(self) -> list[float]:
         """Return the rates that lack replications: to complete one costs less than a new one."""
-        return [rate for rate, runs in self.seen.items() if any(i not in runs for i in range(self.replications))]
+        return [rate for rate, runs in self.seen.items() if any(i not in runs for i in self._numbers)]
 
     def _nearest_seen(self) -> float | None:
         """Return the rate next to the crossing that fewer replications saw."""

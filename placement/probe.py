@@ -11,7 +11,7 @@ import numpy as np
 
 from dsim.errors import InfeasiblePlacementError, InputError
 from dsim.metrics import Saturation
-from dsim.options import Options, Window
+from dsim.options import Look, Options, Window
 from dsim.pools import Placement, Role
 from dsim.profile import Profile
 from dsim.result import Result
@@ -72,6 +72,20 @@ class Scenario:
 
 
 @dataclass(frozen=True, slots=True)
+class EarlyLook:
+    """Requests of a run's warm-up that are judged, too.
+
+    Args:
+        first, judged: number of the first, and how many.
+        slack: attainment that they may fall short of the target before the run is stopped.
+    """
+
+    first: int
+    judged: int
+    slack: float
+
+
+@dataclass(frozen=True, slots=True)
 class Probe:
     """One run.
 
@@ -83,6 +97,7 @@ class Probe:
         skip: requests of the replication that are left out before those: runs of another warm-up count the same ones.
         slack: attainment that the run may fall short of the target before it is stopped; None: never stop it.
         hasty: stop it as soon as so many more have missed than may of those so far, not only when it is certain.
+        look: judge some of the warm-up as well.
         phase: simulate one side of a disaggregated placement alone.
     """
 
@@ -95,6 +110,7 @@ class Probe:
     skip: int = 0
     slack: float | None = None
     hasty: bool = False
+    look: EarlyLook | None = None
     phase: Role | None = None
 
 
@@ -109,6 +125,7 @@ class Outcome:
         parts_s: mean seconds of the parts of TTFT.
         throughput_per_s: completed requests per second while requests arrived, the first part of the run left out.
         failure: why the run broke off, None if it did not.
+        in_warmup: a run that was stopped early was stopped by what its early look saw.
     """
 
     observation: Observation
@@ -118,6 +135,7 @@ class Outcome:
     parts_s: tuple[tuple[str, float], ...] = ()
     throughput_per_s: float = 0.0
     failure: str | None = None
+    in_warmup: bool = False
 
 
 #: Requests that come at such a rate come at once.
@@ -144,7 +162,11 @@ def _simulate(scenario: Scenario, probe: Probe) -> Result:
     if probe.slack is not None:
         misses = probe.counted - required_hits(scenario.target - probe.slack, probe.counted)
     growing = 1 - scenario.target if probe.hasty else 0.0
-    window = Window(probe.warmup, probe.counted, scenario.slo, misses, growing)
+    look = None
+    if (early := probe.look) is not None:
+        allowed = early.judged - required_hits(scenario.target - early.slack, early.judged)
+        look = Look(early.first, early.judged, allowed)
+    window = Window(probe.warmup, probe.counted, scenario.slo, misses, growing, look)
     return simulate(
         probe.placement,
         workload.trace(num_requests=requests, rate_per_s=rate, **draw).after(probe.skip),
@@ -158,8 +180,11 @@ def _simulate(scenario: Scenario, probe: Probe) -> Result:
 def _outcome(scenario: Scenario, probe: Probe, result: Result) -> Outcome:
     requests = len(result.columns["arrival_s"])
     if result.stopped_early:
-        assert probe.slack is not None
-        return Outcome(Observation(scenario.target - probe.slack, stopped_early=True, requests=requests))
+        look = probe.look if result.stopped_in_warmup else None
+        slack = probe.slack if look is None else look.slack
+        assert slack is not None
+        seen = Observation(scenario.target - slack, stopped_early=True, requests=requests)
+        return Outcome(seen, in_warmup=look is not None)
     met = result.met(scenario.slo)
     shares = result.attainment(scenario.slo)
     stable = scenario.transient or result.saturation is not Saturation.OVERLOADED

@@ -11,7 +11,7 @@ from typing import Final
 from dsim.pools import Placement, Pool, Role
 from placement.bounds import Bound
 from placement.goodput import Ask, Estimator, Goodput, Observation, Sampling, distance
-from placement.probe import Outcome, Probe
+from placement.probe import EarlyLook, Outcome, Probe
 from placement.runner import Runner
 from placement.statistics import Interval
 
@@ -27,8 +27,8 @@ _SHARED_SLACK: Final = 0.15
 #: chances are the same, half of it.
 _CLEAR: Final = 2.0
 _DOUBT: Final = 0.02
-#: Candidates examined side by side. A constant, so that the number of workers changes nothing.
-_ABREAST: Final = 12
+#: Candidates examined side by side, at first and later. Constants, so that the number of workers changes nothing.
+_ABREAST: Final = (4, 12)
 #: Candidates from which the first to be examined are chosen.
 _SEEDS: Final = 16
 #: Goodput expected of a candidate over what it can do (a colocated pipeline keeps its latency), and over its tightest
@@ -36,8 +36,8 @@ _SEEDS: Final = 16
 _EXPECTED, _EXPECTED_PIPELINED, _OF_BOUND = 0.85, 0.65, 0.9
 #: How far above a rate, as a log ratio, the goodput of an entrant that passes there is guessed rather than sought.
 _NEAR: Final = 0.04
-#: What is left in the long run of a rate that a brief run from an empty system shows.
-_OPTIMISM: Final = 0.93
+#: What is left in the long run of a rate that a brief run from an empty system shows, and of one that is expected.
+_OPTIMISM, _HOPE = 0.86, 0.93
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +90,7 @@ class Entrant:
         pace_per_s: rate for which the length of its runs is chosen.
         guess: rate where its goodput may lie, of one that fell short of a rate so narrowly that it was not sought.
         estimator: seeks its goodput, once it has passed where its rivals are.
+        most: goodput per GPU at most, as a long run of the one that the race found shows.
         failure: error that broke off a run.
     """
 
@@ -105,6 +106,7 @@ class Entrant:
     pace_per_s: float = 0.0
     estimator: Estimator | None = None
     outcomes: dict[Ask, Outcome] = field(default_factory=dict)
+    most: float = math.inf
     failure: str | None = None
 
     def __post_init__(self) -> None:
@@ -123,7 +125,7 @@ class Entrant:
     @property
     def per_gpu(self) -> float:
         """Goodput per GPU as far as known, else 0."""
-        return 0.0 if self.goodput is None else self.goodput.rate_per_s.best / self.num_gpus
+        return 0.0 if self.goodput is None else min(self.goodput.rate_per_s.best / self.num_gpus, self.most)
 
     @property
     def stable_per_s(self) -> float:
@@ -143,6 +145,11 @@ class Entrant:
         share = _EXPECTED_PIPELINED if pipelined else _EXPECTED
         guess_per_s = min(self.capacity_per_s * share * self.headroom, self.bounds[0].rate_per_s * _OF_BOUND)
         return guess_per_s / self.num_gpus
+
+    @property
+    def family(self) -> tuple[Pool, ...]:
+        """What it shares with the entrants that differ in the numbers of instances only."""
+        return tuple(replace(pool, count=1) for pool in self.placement.pools)
 
     def note_failed(self, rate: float, why: str) -> None:
         """Note that it cannot sustain this rate per GPU."""
@@ -210,6 +217,7 @@ class Race:
             empty system and so err on the side of passing. None: every run has the full length.
         long: horizon of the others.
         sampling: replications on which candidates are compared.
+        promise: what brief runs show of a family over what its members are expected to do: whom to look at first.
     """
 
     runner: Runner
@@ -219,6 +227,7 @@ class Race:
     long: Horizon
     sampling: Sampling
     pools: dict[Pool, _PoolAlone] = field(default_factory=dict)
+    promise: dict[tuple[Pool, ...], float] = field(default_factory=dict)
 
     def contest(self, entrants: Sequence[Entrant], goals: Sequence[Goal]) -> None:
         """Find the entrants that reach each goal, with the goodput that the race's replications show.
@@ -229,17 +238,26 @@ class Race:
             (e for e in entrants if e.goodput is None and e.failed > 0),
             key=lambda e: (-e.expected * e.thrift, -e.num_gpus, e.placement.label),
         )
+        seeds: dict[Entrant, float] = {}
         for goal in goals:
-            wanted = [e for e in queue if e in goal.members]
+            wanted = [e for e in queue if e in goal.members and e not in seeds]
+            missing = goal.missing - sum(e in goal.members for e in seeds)
+            seeds |= self._seeds(wanted, missing) if missing > 0 and wanted else {}
+        self._run([self._examine(e, 0.0, start) for e, start in seeds.items()])
+        for goal in goals:
+            wanted = [e for e in queue if e in goal.members and e not in seeds]
             while (missing := goal.missing) > 0 and wanted:
-                seeds = self._seeds(wanted, missing)
-                self._run([self._examine(e, 0.0, start) for e, start in seeds.items()])
+                more = self._seeds(wanted, missing)
+                self._run([self._examine(e, 0.0, start) for e, start in more.items()])
+                seeds |= more
                 wanted = [e for e in wanted if e not in seeds]
         queue = [e for e in queue if e.estimator is None and e.failure is None]
+        queue.sort(key=lambda e: -e.expected * e.thrift * self.promise.get(e.family, 1.0))
+        abreast = _ABREAST[0]
         while queue:
             levels = [(goal, goal.level) for goal in goals]
             batch: list[Examination] = []
-            while queue and len(batch) < _ABREAST:
+            while queue and len(batch) < abreast:
                 entrant = queue.pop(0)
                 rate = min(
                     (level / goal.weight(entrant) for goal, level in levels if entrant in goal.members),
@@ -248,6 +266,7 @@ class Race:
                 if entrant.failed > rate:
                     batch.append(self._examine(entrant, rate))
             self._run(batch)
+            abreast = _ABREAST[1]
 
     def seek(self, starts: Mapping[Entrant, float]) -> None:
         """Find the goodput of entrants wherever it lies, from these rates per GPU."""
@@ -255,19 +274,31 @@ class Race:
         self._run([self._examine(e, 0.0, start) for e, start in unknown.items()])
 
     def _seeds(self, queue: Sequence[Entrant], count: int) -> dict[Entrant, float]:
-        """Return those of the first in the queue that look best in a brief run at a common rate, `count` of them.
+        """Return those that look best in a brief run at a common rate, `count` of the first in the queue.
 
         Before anything can be compared with the level that the best ones reach, there must be one; the better they are,
-        the less the others cost. With each comes the rate per GPU at which its goodput may lie.
+        the less the others cost. So the first of every family are looked at before others of it. With each comes the
+        rate per GPU at which its goodput may lie.
         """
-        first = queue[: max(_SEEDS, 2 * count)]
+        families: dict[tuple[Pool, ...], int] = {}
+        turns = []
+        for entrant in queue:
+            turns.append(families.get(entrant.family, 0))
+            families[entrant.family] = turns[-1] + 1
+        most = max(_SEEDS, 2 * count)
+        first = [queue[i] for i in sorted(range(len(queue)), key=lambda i: (turns[i], i))[:most]]
         rate = statistics.median(entrant.expected * entrant.thrift for entrant in first)
         horizon = self.brief or self.long
         probes = [self._weed(e, rate / e.thrift * e.num_gpus, horizon, _SEEDING_SLACK) for e in first]
         outcomes = self.runner.run(probes, stage="racing")
         met = {e: outcome.observation.attainment for e, outcome in zip(first, outcomes, strict=True)}
+        shown = {e: rate / e.thrift * math.exp(distance(met[e], self.target)) for e in first}
+        guesses = {e: min(_OPTIMISM * shown[e], _HOPE * e.expected) for e in first}
+        for entrant, guess in guesses.items():
+            promise = guess / entrant.expected
+            self.promise[entrant.family] = max(promise, self.promise.get(entrant.family, 0.0))
         best = sorted(first, key=lambda e: (-met[e], first.index(e)))[:count]
-        return {e: rate / e.thrift * _OPTIMISM * math.exp(distance(met[e], self.target)) for e in best}
+        return {e: guesses[e] for e in best}
 
     def _run(self, examinations: Sequence[Examination]) -> None:
         """Run examinations side by side until all have ended."""
@@ -287,18 +318,19 @@ class Race:
             yield from self._check_prefill(entrant, rate)
             if entrant.failed <= rate:
                 return
-            yield from self._check_briefly(entrant, rate)
-            if entrant.failed <= rate or entrant.failure is not None:
-                return
             start = rate
         entrant.pace_per_s = start * entrant.num_gpus
         estimator = Estimator(self.target, start * entrant.num_gpus, entrant.bounds[0].rate_per_s, self.sampling)
         if rate > 0:
             asks = estimator.ask()
             slack = _LONG_SLACK if len(asks) == 1 else _SHARED_SLACK
-            outcomes = yield [self.probe(entrant, ask, slack=slack) for ask in asks]
+            outcomes = yield [self._check(entrant, ask, slack) for ask in asks]
             entrant.failure = next((outcome.failure for outcome in outcomes if outcome.failure is not None), None)
             if entrant.failure is not None:
+                return
+            if any(outcome.in_warmup for outcome in outcomes):
+                seen = next(outcome.observation for outcome in outcomes if outcome.in_warmup)
+                entrant.note_failed(rate, f"attainment at most {seen.attainment:.1%} in a short run")
                 return
             if len(outcomes) == 1 and not self._clearly_fails(outcomes) and self._falls_short(outcomes):
                 again = Ask(asks[0].rate_per_s, 1)
@@ -360,16 +392,6 @@ class Race:
         if alone.failed <= rate_per_s:
             entrant.note_failed(alone.failed / entrant.num_gpus, f"{pool} alone misses the TTFT limit")
 
-    def _check_briefly(self, entrant: Entrant, rate: float) -> Examination:
-        if self.brief is None:
-            return
-        (outcome,) = yield [self._weed(entrant, rate * entrant.num_gpus, self.brief, _BRIEF_SLACK)]
-        entrant.failure = outcome.failure
-        if outcome.failure is None and self._drops(outcome):
-            seen = outcome.observation
-            at_most = "at most " if seen.stopped_early else ""
-            entrant.note_failed(rate, f"attainment {at_most}{seen.attainment:.1%} in a short run")
-
     def _drops(self, outcome: Outcome) -> bool:
         seen = outcome.observation
         return seen.stopped_early or seen.attainment + _CLEAR * max(outcome.error, _DOUBT) < self.target
@@ -403,6 +425,14 @@ class Race:
     ) -> Probe:
         probe = horizon.probe(entrant.placement, rate_per_s, 0, pace_per_s=rate_per_s)
         return replace(probe, slack=slack, hasty=self.brief is not None, phase=phase)
+
+    def _check(self, entrant: Entrant, ask: Ask, slack: float) -> Probe:
+        """Return the run that tells whether an entrant reaches a rate: stopped soon if a brief one would fall short."""
+        probe = self.probe(entrant, ask, slack=slack)
+        if self.brief is None:
+            return probe
+        brief = self.brief.probe(entrant.placement, ask.rate_per_s, 0, pace_per_s=entrant.pace_per_s)
+        return replace(probe, look=EarlyLook(brief.warmup, brief.counted, _BRIEF_SLACK))
 
     def probe(self, entrant: Entrant, ask: Ask, *, slack: float | None = None, run: Horizon | None = None) -> Probe:
         """Return the run that an estimator asks for, as long as those that compare candidates unless said otherwise."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import itertools
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
@@ -53,10 +54,15 @@ _RISKY: Final = 0.93
 _FILLED: Final = 2.0
 #: Where the long runs behind an interval begin, as a share of what the shorter ones of the race found: those flatter.
 _BELOW: Final = 0.97
-#: Candidates that are not among the best of the race but come so close to the best of their kind (a share of it) that
-#: longer runs may put them first get an interval, too: so many of each kind at most.
-_CLOSE: Final = 0.98
-_CHALLENGERS: Final = 1
+#: Attainment that the first of these may miss the target by before it is stopped as far off.
+_FAR: Final = 0.2
+#: Share of that run's rate where the goodput is looked for next.
+_FALLEN: Final = 0.95
+#: Candidates that are not among the best of the race but come so close to the best of all (a share of it) that longer
+#: runs may put them first, or so far above the best of their kind, get an interval, too: so many of each kind at most.
+#: Of a kind whose best has less than `_BEHIND` of the best of all, only those that look better by `_CLEARLY`.
+_CLOSE, _BEHIND, _CLEARLY = 0.98, 0.9, 1.01
+_CHALLENGERS: Final = 2
 #: Requests behind the interval of a finite-run number, over all replications.
 _TRANSIENT_REQUESTS: Final = 6_000
 #: Replications on which candidates are compared there.
@@ -434,6 +440,9 @@ class _Search:
         self.case = case(question)
         self.cases: dict[object, bounds.Case] = {}
         self.stable_per_s: dict[Entrant, float] = {}
+        self.confirmed: dict[Entrant, Estimator] = {}
+        self.first_outcomes: dict[Entrant, dict[Ask, Outcome]] = {}
+        self.roughly = max(_ROUGHLY, 2 * question.precision)
         self.warnings = _warnings(self.scenario)
         self.replications = replications_of(question)
         if question.num_requests is None:
@@ -470,11 +479,12 @@ class _Search:
         wanted = [e for e in entrants if e.placement in self.question.always]
         self.race.seek({e: e.expected for e in wanted})
         self.starts = {e.placement: e.estimator.start_per_s for e in entrants if e.estimator is not None}
-        reported = dict.fromkeys([e for goal in goals for e in goal.best] + [e for e in wanted if e.failed > 0])
+        self._confirm(entrants, goals)
         known = {e: e.per_gpu or e.guess for e in entrants}
+        reported = dict.fromkeys([e for goal in goals for e in goal.best] + [e for e in wanted if e.failed > 0])
         self._estimate({e: known[e] for e in reported})
         for kind in goals[1:3]:
-            self._challenge(kind, known, reported)
+            self._challenge(kind, goals[0], known, reported)
         self._sharpen(reported)
         # Overload may cost throughput (swapping, stalls): a rate that was seen to be stable is.
         stable = {entrant: max(rate, entrant.stable_per_s) for entrant, rate in self.stable_per_s.items()}
@@ -517,42 +527,99 @@ class _Search:
             close=close,
         )
 
+    def _confirm(self, entrants: Sequence[Entrant], goals: Sequence[Goal]) -> None:
+        """Run the best of each goal once, long, and race again below those that fall far short of what the race found.
+
+        Placements whose queues grow slowly look better in short runs than they are. The run is the first of those
+        behind an interval, so that only those cost more that fall behind.
+        """
+        while not self.scenario.transient:
+            best = {goal: goal.best for goal in goals}
+            unsure = [e for e in dict.fromkeys(itertools.chain(*best.values())) if e not in self.confirmed]
+            if not unsure:
+                return
+            self._look(unsure)
+            lost = [goal for goal, found in best.items() if found and _falls_behind(found[0])]
+            if lost and self.given_starts is None:
+                self.race.contest(entrants, lost)
+
+    def _look(self, entrants: Sequence[Entrant]) -> None:
+        """Run each of the entrants once, long, a little below what the race found; note if it falls short."""
+        self._prepare({e: e.per_gpu or e.guess for e in entrants})
+        asked = [(e, ask) for e in entrants for ask in self.confirmed[e].ask()]
+        probes = [self.race.probe(e, ask, slack=_FAR, run=self.reported) for e, ask in asked]
+        for (entrant, ask), outcome in zip(asked, self.runner.run(probes, stage="estimating"), strict=True):
+            seen = outcome.observation
+            entrant.failure = outcome.failure
+            if seen.stopped_early:
+                entrant.most = ask.rate_per_s / entrant.num_gpus * _FALLEN
+                # All of a run will be wanted, but at a rate that is closer.
+                self._prepare({entrant: entrant.most / _BELOW}, collapsed=True)
+            else:
+                self.confirmed[entrant].tell(ask, seen)
+                self.first_outcomes[entrant] = {ask: outcome}
+
+    def _prepare(self, starts: Mapping[Entrant, float], *, collapsed: bool = False) -> None:
+        """Make ready to find the goodput of entrants in runs long enough for an interval.
+
+        Args:
+            starts: goodput per GPU that the race found or guesses.
+            collapsed: runs were seen to.
+        """
+        self.stable_per_s |= self._saturate({e: s for e, s in starts.items() if e not in self.stable_per_s})
+        for entrant, start in starts.items():
+            entrant.pace_per_s = start * entrant.num_gpus
+            limit = entrant.bounds[0].rate_per_s
+            begin = entrant.pace_per_s * _BELOW
+            known = case_of(entrant.placement, self.case, self.scenario.mixes, self.cases)
+            controls = self.traffic.controls(entrant.placement, begin, known)
+            risky = collapsed or begin > _RISKY * self.stable_per_s.get(entrant, 0.0)
+            scout = self.traffic.heaviest(_BEST_REPLICATIONS) if risky else 0
+            replications = _BEST_REPLICATIONS if risky else self.replications[0]
+            sampling = replace(self._sampling(replications, replications), locate=1, precision=self.roughly)
+            estimator = Estimator(self.question.attainment, begin, limit, sampling, controls, risky, scout)
+            self.confirmed[entrant] = estimator
+            self.first_outcomes[entrant] = {}
+
     def _estimate(self, starts: Mapping[Entrant, float]) -> None:
         """Find the goodput of entrants in runs long enough for an interval.
 
         Args:
             starts: goodput per GPU that the race found or guesses.
         """
-        least = self.replications[0]
         steady = {e: s for e, s in starts.items() if not self.scenario.transient and e.failure is None and s > 0}
-        self.stable_per_s |= self._saturate(steady)
-        for entrant, start in steady.items():
-            entrant.pace_per_s = start * entrant.num_gpus
-            limit = entrant.bounds[0].rate_per_s
-            begin = start * entrant.num_gpus * _BELOW
-            known = case_of(entrant.placement, self.case, self.scenario.mixes, self.cases)
-            controls = self.traffic.controls(entrant.placement, begin, known)
-            risky = begin > _RISKY * self.stable_per_s.get(entrant, 0.0)
-            sampling = self._sampling(_BEST_REPLICATIONS if risky else least, _MOST_REPORTED_REPLICATIONS)
-            sampling = replace(sampling, locate=1, precision=max(_ROUGHLY, 2 * self.question.precision))
-            entrant.estimator = Estimator(self.question.attainment, begin, limit, sampling, controls, risky)
-            entrant.outcomes.clear()
-        self._replicate(starts, least)
+        self._prepare({e: s for e, s in steady.items() if e not in self.confirmed})
+        for entrant in steady:
+            entrant.estimator, entrant.most = self.confirmed[entrant], math.inf
+            entrant.outcomes = dict(self.first_outcomes[entrant])
+        self._replicate(starts, self.replications[0])
 
-    def _challenge(self, kind: Goal, known: Mapping[Entrant, float], reported: dict[Entrant, None]) -> None:
-        """Report the runner-up of a kind, too, if it is close, so that a tie is seen; and any that may be the best.
+    def _challenge(
+        self, kind: Goal, everyone: Goal, known: dict[Entrant, float], reported: dict[Entrant, None]
+    ) -> None:
+        """Report what may be the best of a kind as well, and what comes so close to the best of all that it may tie.
 
         Args:
-            known: goodput per GPU that the race found or guesses, 0 where neither.
+            known: goodput per GPU that the race found or guesses, 0 where neither; lowered where a long run does.
         """
-        shown = [e for e in kind.members if e in reported and e.per_gpu > 0 and e.failure is None]
-        best = max((e.per_gpu * e.thrift for e in shown), default=math.inf)
-        least = best * _CLOSE if len(shown) == 1 else best
-        close = [e for e in kind.members if e not in reported and e.failure is None and known[e] * e.thrift > least]
-        close.sort(key=lambda e: (-known[e] * e.thrift, e.num_gpus, e.placement.label))
-        more = {e: known[e] for e in close[:_CHALLENGERS]}
-        reported |= dict.fromkeys(more)
-        self._estimate(more)
+        for _ in range(_CHALLENGERS):
+            shown, best = (
+                max((e.per_gpu * e.thrift for e in goal.members if e in reported and e.failure is None), default=0.0)
+                for goal in (kind, everyone)
+            )
+            least = min(shown, best * _CLOSE) if shown > best * _BEHIND else shown * _CLEARLY
+            close = [
+                e for e in kind.members if e not in reported and e.failure is None and known[e] * e.thrift > least > 0
+            ]
+            if not close:
+                return
+            first = min(close, key=lambda e: (-known[e] * e.thrift, e.num_gpus, e.placement.label))
+            if first not in self.confirmed and not self.scenario.transient:
+                self._look([first])
+            known[first] = min(known[first], first.most)
+            if known[first] * first.thrift > least:
+                reported[first] = None
+                self._estimate({first: known[first]})
 
     def _replicate(self, entrants: Iterable[Entrant], least: int, *, close: bool = False) -> None:
         """Run replications of the entrants until each goodput has its interval."""
@@ -591,19 +658,28 @@ class _Search:
     def _sharpen(self, reported: Iterable[Entrant]) -> None:
         """Add replications to the best, until it stays the best with what the precision asks for.
 
-        How many is decided once for each: to look again would make the intervals too narrow.
+        Those of others whose intervals are wide are added to in between. How many is decided once for each: to look
+        again would make the intervals too narrow.
         """
         sharp: set[Entrant] = set()
         while not self.scenario.transient:
             found = [e for e in reported if e.per_gpu > 0 and e.failure is None]
             best = min(found, key=lambda e: (-e.per_gpu * e.thrift, e.num_gpus, e.placement.label), default=None)
-            if best is None or best in sharp:
+            if best is not None and best not in sharp:
+                sharp.add(best)
+                self._replicate([best], _BEST_REPLICATIONS, close=True)
+                if best.estimator is not None and best.goodput is not None and best.failure is None:
+                    wanted = more_replications(best.goodput, self.question.precision, runs=best.estimator.runs)
+                    self._replicate([best], min(wanted, self.replications[1]), close=True)
+                continue
+            rough = [e for e in found if e not in sharp and e.goodput.rate_per_s.half_width > self.roughly]
+            if not rough:
                 return
-            sharp.add(best)
-            self._replicate([best], _BEST_REPLICATIONS, close=True)
-            if best.estimator is not None and best.goodput is not None and best.failure is None:
-                wanted = more_replications(best.goodput, self.question.precision, runs=best.estimator.runs)
-                self._replicate([best], min(wanted, self.replications[1]), close=True)
+            sharp.update(rough)
+            for entrant in rough:
+                sampling = replace(entrant.estimator.sampling, max_replications=_MOST_REPORTED_REPLICATIONS)
+                entrant.estimator.extend(sampling)
+            self._replicate(rough, 0)
 
     def _answer(
         self,
@@ -681,6 +757,11 @@ def _shared(rate_per_s: float, num_gpus: int) -> float:
     near = rate_per_s / num_gpus
     tries = (near, math.nextafter(near, math.inf), math.nextafter(near, 0.0))
     return next((rate for rate in tries if rate * num_gpus == rate_per_s), near)
+
+
+def _falls_behind(entrant: Entrant) -> bool:
+    """Return whether a long run took away what the race found."""
+    return entrant.most < math.inf or entrant.failure is not None
 
 
 def _sustains(trial: Trial) -> bool:
