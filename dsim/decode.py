@@ -510,14 +510,16 @@ class SerialDecodeInstance(DecodeInstance):
         batch, gaps, steps, end_s = self._batch, self._gaps, self._steps, self._end_s
         self._busy_s += end_s - course.start_s + self._delay_s
         self._delay_s = 0.0
-        if gaps is not None or self._late_first_token:
+        if self._late_first_token:
             self._close_step(batch, course.end_s(1))
-            batch.run_on(course, steps, end_s, gaps)
-            return
-        # The same where nobody asks about single steps.
-        if batch.newcomers:
+        elif gaps is not None:
+            batch.close_gaps(course.end_s(1) if steps > 1 else end_s, gaps)
+        elif batch.newcomers:
+            # The same where nobody asks about single steps.
             batch.newcomers = []
         if steps > 1:
+            if gaps is not None:
+                gaps.add_course(course, steps, batch.requests)
             batch.advance(steps - 1)
         batch.last_end_s = end_s
 
