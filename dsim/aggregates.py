@@ -224,13 +224,17 @@ class Aggregator(Recorder):
 
     def finish(self, job: Job, now_s: float) -> None:
         """Record the last token."""
-        super().finish(job, now_s)
+        # What `Recorder.finish` does where no misses end the run.
+        self.last_token_s[job.row] = now_s
+        if self._counts:
+            self._finished(job.index)
         self._leave(job)
 
     def _leave(self, job: Job) -> None:
-        self._gone.append(job.row)
-        if len(self._gone) >= _PART:
-            self._add_up(self._gone)
+        gone = self._gone
+        gone.append(job.row)
+        if len(gone) >= _PART:
+            self._add_up(gone)
 
     def _add_up(self, gone: list[int]) -> None:
         """Put these rows into the statistics and free them."""

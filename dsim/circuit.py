@@ -32,6 +32,7 @@ class Circuit:
     """
 
     __slots__ = (
+        "_before_s",
         "_driver_due",
         "_plan",
         "_plan_launches",
@@ -56,13 +57,25 @@ class Circuit:
         self.stage_s = 0.0
         self._driver_due = False
         self._stages = Stages(stages)
+        #: When the first stage is done with all batches but the one launched last.
+        self._before_s = 0.0
         self._plan: list[_Launch] | None = None
         self._plan_launches = _PLAN_LAUNCHES[0]
 
-    @property
-    def busy_s(self) -> float:
-        """Seconds that the busier of the driver and the first stage has been busy; they overlap."""
-        return max(self.driver_s, self.stage_s)
+    def busy_until_s(self, now_s: float) -> float:
+        """Seconds that the busier of the driver and the first stage was busy up to now; they overlap."""
+        driver_s, stage_s, driver_free_s = self.driver_s, self.stage_s, self.driver_free_s
+        before_s, stage_free_s = self._before_s, self._stages.free_s[0]
+        plan = self._plan or []
+        begun = bisect_left(plan, (now_s,))
+        if begun:
+            before_s = plan[begun - 2][4][0] if begun > 1 else stage_free_s
+            _, _, _, driver_free_s, (stage_free_s, *_), more_driver_s, more_stage_s = plan[begun - 1]
+            driver_s += more_driver_s
+            stage_s += more_stage_s
+        # What is launched is counted as a whole. Of what lies ahead the first stage waits for the last hold to end.
+        ahead_s = max(0.0, stage_free_s - now_s) - max(0.0, driver_free_s - max(now_s, before_s))
+        return max(driver_s - max(0.0, driver_free_s - now_s), stage_s - ahead_s)
 
     @property
     def planned(self) -> bool:
@@ -90,6 +103,7 @@ class Circuit:
         self.last_launch_s = now_s
         self.driver_free_s = now_s + hold_s
         self._driver_due = True
+        self._before_s = self._stages.free_s[0]
         end_s = self._stages.pass_through(self.driver_free_s, stage_s, stage_s)
         self.end_s[part] = end_s
         self.driver_s += hold_s
@@ -228,6 +242,7 @@ class Circuit:
     ) -> None:
         self.last_launch_s, _, _, self.driver_free_s, stage_free_s, driver_s, stages_s = plan[begun - 1]
         self._driver_due = True
+        self._before_s = plan[begun - 2][4][0] if begun > 1 else self._stages.free_s[0]
         self._stages.free_s = stage_free_s[:]
         self.driver_s += driver_s
         self.stage_s += stages_s

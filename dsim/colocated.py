@@ -45,7 +45,6 @@ class ColocatedInstance:
         self.touched = False
         self._router = deployment.front_router
         self._pool_of_one = isinstance(self._router, OnlyOne)
-        self.busy_s = 0.0
         self._deployment = deployment
         parallelism = pool.parallelism
         self._latency = profile.latency_of(parallelism)
@@ -80,6 +79,10 @@ class ColocatedInstance:
     def loop_kv(self) -> list[KvCache]:
         """KV caches of the engine loops."""
         return [loop.state.kv for loop in self._loops]
+
+    def busy_until_s(self, now_s: float) -> float:
+        """Seconds that driver or first stage was busy up to now."""
+        raise NotImplementedError
 
     def settle(self, now_s: float) -> None:
         """Do step 4 of an instant."""
@@ -180,6 +183,9 @@ class SerialColocatedInstance(ColocatedInstance):
     def __init__(self, deployment: Deployment, index: int, *, profile: Profile, pool: Pool) -> None:
         super().__init__(deployment, index, profile=profile, pool=pool)
         self._loop = self._loops[0]
+        #: Seconds of the steps and their swaps, without those of a run under way; and when a step that prefills ends.
+        self._busy_s = 0.0
+        self._step_end_s = 0.0
         self._courses = Courses(self._latency, self._host)
         self._in_flight = False
         self._course: AffineCruise | TableCruise | None = None
@@ -189,6 +195,13 @@ class SerialColocatedInstance(ColocatedInstance):
         self._end_s = 0.0
         self._alarm = Alarm(deployment.clock, self._on_run_end)
         self._end_wake = Wake(self._on_step_end)
+
+    def busy_until_s(self, now_s: float) -> float:
+        """Seconds that steps and swaps took up to now."""
+        course = self._course
+        if course is not None:
+            return self._busy_s + (now_s - course.start_s + self._delay_s)
+        return self._busy_s - max(0.0, self._step_end_s - now_s)
 
     def settle(self, now_s: float) -> None:
         """End a run of decode steps at the next boundary where the policy wants a turn."""
@@ -216,7 +229,8 @@ class SerialColocatedInstance(ColocatedInstance):
         if step.chunks:
             host_s, kernel_s = self._times(step, state)
             end_s = now_s + (swap_s + host_s + kernel_s)
-            self.busy_s += end_s - now_s
+            self._busy_s += end_s - now_s
+            self._step_end_s = end_s
             self._log(loop, now_s, end_s)
             self._deployment.clock.wake(end_s, STEP_END, self._end_wake)
             return
@@ -248,7 +262,7 @@ class SerialColocatedInstance(ColocatedInstance):
         gaps = self._deployment.recorder.gaps
         self._course = None
         end_s = self._end_s
-        self.busy_s += end_s - course.start_s + self._delay_s
+        self._busy_s += end_s - course.start_s + self._delay_s
         if gaps is not None:
             running.close_gaps(course.end_s(1), gaps)
             running.run_on(course, steps, end_s, gaps)
@@ -278,6 +292,10 @@ class PipelinedColocatedInstance(ColocatedInstance):
         self._batches = [loop.state.running for loop in self._loops]
         self._alarm = Alarm(deployment.clock, self._on_wake)
 
+    def busy_until_s(self, now_s: float) -> float:
+        """Seconds that the busier of the driver and the first stage was busy up to now."""
+        return self._circuit.busy_until_s(now_s)
+
     def settle(self, now_s: float) -> None:
         """Let what has begun by now have happened."""
         self._commit(now_s)
@@ -305,8 +323,6 @@ class PipelinedColocatedInstance(ColocatedInstance):
 
     def _set_alarm(self) -> None:
         """Wake at the next step end or turn of the driver that needs a decision."""
-        circuit = self._circuit
-        self.busy_s = circuit.busy_s
         self._alarm.set(self._next_decision_s())
 
     def _next_decision_s(self) -> float:

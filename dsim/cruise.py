@@ -38,15 +38,13 @@ class AffineCruise:
 
     __slots__ = ("_first_s", "_half_s", "start_s")
 
+    #: None: more steps than any batch takes.
+    limit = 1 << 62
+
     def __init__(self, start_s: float, first_s: float, growth_s: float) -> None:
         self.start_s = start_s
         self._first_s = first_s
         self._half_s = 0.5 * growth_s
-
-    @property
-    def limit(self) -> int:
-        """No limit."""
-        return 1 << 62
 
     def end_s(self, steps: int) -> float:
         """Instant at which step number `steps` ends."""
@@ -58,17 +56,20 @@ class AffineCruise:
 
     def steps_until(self, time_s: float) -> int:
         """Smallest number of steps whose end is not before `time_s` (> start)."""
-        span = time_s - self.start_s
-        linear = self._first_s - self._half_s
-        if self._half_s > 0.0:
-            guess = (math.sqrt(linear * linear + 4.0 * self._half_s * span) - linear) / (2.0 * self._half_s)
+        start_s, first_s, half_s = self.start_s, self._first_s, self._half_s
+        span = time_s - start_s
+        if half_s > 0.0:
+            linear = first_s - half_s
+            guess = (math.sqrt(linear * linear + 4.0 * half_s * span) - linear) / (2.0 * half_s)
         else:
-            guess = span / self._first_s
-        steps = max(1, math.ceil(guess))
-        # The closed form is inexact in the last digits; the definition decides.
-        while steps > 1 and self.end_s(steps - 1) >= time_s:
+            guess = span / first_s
+        steps = math.ceil(guess)
+        if steps < 1:
+            steps = 1
+        # The closed form is inexact in the last digits; the definition decides. The sums are those of `end_s`.
+        while steps > 1 and start_s + (first_s * (steps - 1) + half_s * ((steps - 1) * (steps - 2))) >= time_s:
             steps -= 1
-        while self.end_s(steps) < time_s:
+        while start_s + (first_s * steps + half_s * (steps * (steps - 1))) < time_s:
             steps += 1
         return steps
 

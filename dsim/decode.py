@@ -81,9 +81,8 @@ class DecodeInstance:
         self._in_transfer: deque[Job] = deque()
         self._transfer_wake = Wake(self._on_next_transfer_end)
 
-    @property
-    def busy_s(self) -> float:
-        """Seconds that driver or first stage was busy."""
+    def busy_until_s(self, now_s: float) -> float:
+        """Seconds that driver or first stage was busy up to now."""
         raise NotImplementedError
 
     def settle(self, now_s: float) -> None:
@@ -329,7 +328,9 @@ class SerialDecodeInstance(DecodeInstance):
 
     def __init__(self, deployment: Deployment, index: int, *, profile: Profile, parallelism: Parallelism) -> None:
         super().__init__(deployment, index, profile=profile, parallelism=parallelism)
+        #: Seconds that steps, swaps and postings take, without those of a cruise under way; and when a recompute ends.
         self._busy_s = 0.0
+        self._recompute_end_s = 0.0
         self._batch = self.batches[0]
         self._courses = Courses(self._latency, self._host)
         self._cruise: AffineCruise | TableCruise | None = None
@@ -340,10 +341,12 @@ class SerialDecodeInstance(DecodeInstance):
         self._alarm = Alarm(deployment.clock, self._on_steps_end)
         self._in_flight = False
 
-    @property
-    def busy_s(self) -> float:
-        """Seconds that steps, swaps and postings took."""
-        return self._busy_s
+    def busy_until_s(self, now_s: float) -> float:
+        """Seconds that steps, swaps and postings took up to now."""
+        course = self._cruise
+        if course is not None:
+            return self._busy_s + (now_s - course.start_s + self._delay_s)
+        return self._busy_s - max(0.0, self._recompute_end_s - now_s)
 
     def settle(self, now_s: float) -> None:
         """Pull and admit where the driver may act; otherwise see to it that it acts at the next boundary."""
@@ -443,6 +446,7 @@ class SerialDecodeInstance(DecodeInstance):
             host_s, kernel_s = self._recompute_times(jobs)
             end_s = now_s + (extra_s + host_s + kernel_s)
             self._busy_s += end_s - now_s
+            self._recompute_end_s = end_s
             self._log(batch, now_s, end_s, jobs)
             self._cruise = None
             self._deployment.clock.at(end_s, STEP_END, partial(self._on_recompute_end, jobs))
@@ -510,14 +514,16 @@ class SerialDecodeInstance(DecodeInstance):
         batch, gaps, steps, end_s = self._batch, self._gaps, self._steps, self._end_s
         self._busy_s += end_s - course.start_s + self._delay_s
         self._delay_s = 0.0
-        if gaps is not None or self._late_first_token:
+        if self._late_first_token:
             self._close_step(batch, course.end_s(1))
-            batch.run_on(course, steps, end_s, gaps)
-            return
-        # The same where nobody asks about single steps.
-        if batch.newcomers:
+        elif gaps is not None:
+            batch.close_gaps(course.end_s(1) if steps > 1 else end_s, gaps)
+        elif batch.newcomers:
+            # The same where nobody asks about single steps.
             batch.newcomers = []
         if steps > 1:
+            if gaps is not None:
+                gaps.add_course(course, steps, batch.requests)
             batch.advance(steps - 1)
         batch.last_end_s = end_s
 
@@ -568,10 +574,9 @@ class PipelinedDecodeInstance(DecodeInstance):
         self._recomputing: list[list[Job]] = [[] for _ in self.batches]
         self._alarm = Alarm(deployment.clock, self._on_wake)
 
-    @property
-    def busy_s(self) -> float:
-        """Seconds that the busier of the driver and the first stage has been busy."""
-        return self._circuit.busy_s
+    def busy_until_s(self, now_s: float) -> float:
+        """Seconds that the busier of the driver and the first stage was busy up to now."""
+        return self._circuit.busy_until_s(now_s)
 
     def settle(self, now_s: float) -> None:
         """Pull and admit where the driver may act."""

@@ -308,11 +308,12 @@ class Deployment:
         return {role: max(values) for role, values in peaks.items() if values}
 
     def busy_s(self) -> dict[Role, list[float]]:
-        """Seconds that each instance's driver and first stage were busy, by role."""
+        """Seconds up to now that each instance's driver and first stage were busy, by role."""
+        now_s = self.clock.now_s
         pools: dict[Role, list[float]] = {
-            Role.PREFILL: [instance.busy_s for instance in self.prefills],
-            Role.DECODE: [instance.busy_s for instance in self.decodes],
-            Role.COLOCATED: [instance.busy_s for instance in self.colocated],
+            Role.PREFILL: [instance.busy_until_s(now_s) for instance in self.prefills],
+            Role.DECODE: [instance.busy_until_s(now_s) for instance in self.decodes],
+            Role.COLOCATED: [instance.busy_until_s(now_s) for instance in self.colocated],
         }
         return {role: values for role, values in pools.items() if values}
 

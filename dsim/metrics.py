@@ -40,6 +40,15 @@ class Distribution:
         return {name: getattr(self, name) for name in ("mean", "p50", "p90", "p95", "p99")}
 
 
+def weighted_sum(values: NDArray[np.float64], weights: NDArray[Any]) -> float:
+    """Return the sum of values times weights, both of shape (n,).
+
+    Not as `np.dot`: a BLAS has every core work on long arrays, where its threads keep spinning for long after, and what
+    rounding makes of the sum depends on their number.
+    """
+    return float(np.sum(values * weights))
+
+
 def weighted_distribution(gaps: Gaps) -> Distribution:
     """Return the distribution of gaps between tokens, each counted as often as it occurred.
 
@@ -59,7 +68,7 @@ def weighted_distribution(gaps: Gaps) -> Distribution:
             float(value[np.searchsorted(upto, rank, side="right")]) for rank in (low, min(low + 1, total - 1))
         )
         quantiles.append(below + (above - below) * (place_q - low))
-    return Distribution(float(np.dot(value, weight[order]) / total), *quantiles)
+    return Distribution(weighted_sum(value, weight[order]) / total, *quantiles)
 
 
 class Saturation(enum.Enum):

@@ -41,7 +41,9 @@ class PrefillInstance:
         self.kv = deployment.kv_cache(
             Role.PREFILL, index, 0, capacity_tokens=profile.kv_tokens(parallelism), block_tokens=profile.block_tokens
         )
-        self.busy_s = 0.0
+        #: Seconds of the driver and the first stage for all that was launched, and when the last of it ends there.
+        self._busy_s = 0.0
+        self._busy_end_s = 0.0
         self._deployment = deployment
         self._latency = profile.latency_of(parallelism)
         self._host = profile.host_of(Role.PREFILL, parallelism.pp)
@@ -64,6 +66,10 @@ class PrefillInstance:
         #: The batch of the only stage.
         self._batch: list[Job] = []
         self._end_wake = Wake(self._on_end)
+
+    def busy_until_s(self, now_s: float) -> float:
+        """Seconds that the driver and the first stage were busy up to now."""
+        return self._busy_s - max(0.0, self._busy_end_s - now_s)
 
     def enqueue(self, job: Job) -> None:
         """Take a request that was routed here."""
@@ -93,7 +99,8 @@ class PrefillInstance:
         first_s = host_s + stage_s
         # A launch waits for the first stage.
         end_s = now_s + first_s if self._pp == 1 else self._stages.pass_through(now_s, first_s, stage_s)
-        self.busy_s += first_s
+        self._busy_s += first_s
+        self._busy_end_s = now_s + first_s
         steps, clock = self._recorder.steps, self._deployment.clock
         if steps is not None:
             ids = tuple(job.index for job in batch)

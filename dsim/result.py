@@ -330,10 +330,13 @@ def first_token_after(placement: Placement, profiles: Mapping[Role, Profile]) ->
 def utilization_of(deployment: Deployment) -> dict[Role, float]:
     """Return the share of the time up to now that driver and first stage were busy, mean over a pool."""
     elapsed_s = deployment.clock.now_s
-    return {
-        role: sum(values) / len(values) / elapsed_s if elapsed_s > 0 else 0.0
-        for role, values in deployment.busy_s().items()
-    }
+    return {role: _share(sum(values) / len(values), elapsed_s) for role, values in deployment.busy_s().items()}
+
+
+def _share(busy_s: float, elapsed_s: float) -> float:
+    """Return the busy share of a time; what rounding adds to an instance that never rests is left out."""
+    share = busy_s / elapsed_s if elapsed_s > 0 else 0.0
+    return min(1.0, share) if share < 1 + 1e-9 else share
 
 
 # Of requests as columns

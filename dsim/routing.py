@@ -63,26 +63,30 @@ class _Least:
     those that are not true any more are dropped when they come up.
     """
 
+    #: Whether a request loads its instance by its prompt tokens (> 0), and not by one.
+    _by_tokens: bool
+
     def __init__(self, count: int) -> None:
         self._count = count
         self._loads = [0] * count
         self._heap = list(range(count))
 
-    def _add(self, amount: int) -> int:
-        """Load the least loaded instance by `amount` > 0 and return its index."""
+    def route(self, prompt_tokens: int) -> int:
+        """Return the first index with the least load."""
         heap, loads, count = self._heap, self._loads, self._count
         while True:
             load, index = divmod(heap[0], count)
             if loads[index] == load:
                 break
             heappop(heap)
-        load = loads[index] = load + amount
+        load = loads[index] = load + (prompt_tokens if self._by_tokens else 1)
         heapreplace(heap, load * count + index)
         return index
 
-    def _remove(self, index: int, amount: int) -> None:
+    def leave(self, index: int, prompt_tokens: int) -> None:
+        """Count a request as finished."""
         loads, count, heap = self._loads, self._count, self._heap
-        load = loads[index] = loads[index] - amount
+        load = loads[index] = loads[index] - (prompt_tokens if self._by_tokens else 1)
         heappush(heap, load * count + index)
         if len(heap) > 8 * count:
             heap[:] = [load * count + i for i, load in enumerate(loads)]
@@ -92,27 +96,13 @@ class _Least:
 class JoinShortestQueue(_Least):
     """The fewest unfinished requests."""
 
-    def route(self, prompt_tokens: int) -> int:
-        """Return the first index with the fewest requests."""
-        del prompt_tokens
-        return self._add(1)
-
-    def leave(self, index: int, prompt_tokens: int) -> None:
-        """Count a request as finished."""
-        del prompt_tokens
-        self._remove(index, 1)
+    _by_tokens = False
 
 
 class LeastLoaded(_Least):
     """The fewest prompt tokens of unfinished requests."""
 
-    def route(self, prompt_tokens: int) -> int:
-        """Return the first index with the fewest prompt tokens."""
-        return self._add(prompt_tokens)
-
-    def leave(self, index: int, prompt_tokens: int) -> None:
-        """Count a request as finished."""
-        self._remove(index, prompt_tokens)
+    _by_tokens = True
 
 
 class PowerOfTwo:

@@ -250,7 +250,9 @@ class _Feeder:
                 rows = self._rows
         self._index = index
         self._next = request
-        self._schedule()
+        if request is not None:
+            # What `_schedule` does.
+            self._clock.wake(request[0] + self._request_s, ARRIVAL, self._wake)
 
 
 class _Users:

@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from dsim.metrics import QUANTILES, Distribution
+from dsim.metrics import QUANTILES, Distribution, weighted_sum
 
 #: Largest relative error of a sketch's percentiles.
 RELATIVE_ERROR: Final = 0.001
@@ -51,7 +51,7 @@ class Sketch:
         if not len(values):
             return
         weights = np.ones(len(values), dtype=np.int64) if weights is None else weights[known]
-        self._sum += float(np.dot(values, weights))
+        self._sum += weighted_sum(values, weights)
         self._count += int(weights.sum())
         self._smallest = min(self._smallest, float(values.min()))
         self._largest = max(self._largest, float(values.max()))

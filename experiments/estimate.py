@@ -7,18 +7,24 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
+from dsim.pools import Role
 from experiments.measures import question_of
 from experiments.settings import Measure, Method, Setting
 from experiments.sweepfile import Task
 from placement.search import Affinity, candidates, replications_of
 
-#: CPU seconds of one request, in a run that keeps everything, of one pool alone, and in a search's probe; of any task.
-#: Measured with the shipped files' quick variants (22 to 93 µs a request, 7 µs alone) on a busy core of 2023.
-_REQUEST_S, _ALONE_S, _PROBED_S, _TASK_S = 45e-6, 10e-6, 35e-6, 0.003
-#: A goodput takes 8 to 53 steady runs, each with a warm-up of so many requests; of finite runs 8 for each replication.
-_GOODPUT_RUNS, _WARMUP, _FINITE_RUNS = 27, 1000, 8
-#: A search compares the best few candidates on runs like those of a goodput; finite ones take so many a replication.
-_SEARCH_RUNS = 5
+#: CPU seconds of one request in a run that keeps everything, and in a goodput's probe; then where the instances that
+#: decode are pipelined, which takes an event a step. Measured with the shipped files and their quick variants on a busy
+#: core of 2023: 7 to 40 µs in runs and 15 to 29 in probes; pipelined 50 to 125 and 49 to 68.
+_REQUEST_S, _PROBED_S = 20e-6, 18e-6
+_PIPELINED_S, _PIPELINED_PROBED_S = 80e-6, 55e-6
+#: Of prefill alone (3 to 5 µs), of decode alone (13 to 15), and of any task.
+_PREFILL_S, _DECODE_S, _TASK_S = 4e-6, 14e-6, 0.003
+#: A goodput takes 8 to 47 steady runs, each with a warm-up of so many requests; of finite ones 2 to 8 a replication.
+_GOODPUT_RUNS, _WARMUP, _FINITE_RUNS = 20, 1000, 5
+#: A search compares the best few candidates; of finite runs it takes 3 to 12 a replication in all. They were of 50 and
+#: 100 requests where this was measured, so short that a request costs more: 29 to 88 µs.
+_SEARCH_RUNS, _SEARCHED_S = 7, 40e-6
 #: A candidate, as DistServe's settings look at it (one to five runs of 300 requests), and one of very many pairs with
 #: high affinity, most of which their pools rule out; a GPU of a search of steady runs.
 _CANDIDATE_S, _RULED_OUT_S, _GPU_S = 0.04, 0.004, 2.5
@@ -71,13 +77,13 @@ def _work_s(setting: Setting) -> float:
     """Return the CPU seconds of one task, about."""
     traffic, asked = setting.traffic, setting.search
     if setting.measure is Measure.SIMULATE:
-        each_s = _REQUEST_S if setting.phase is None else _ALONE_S
-        return _TASK_S + each_s * (traffic.requests + traffic.warmup)
+        return _TASK_S + _request_s(setting) * (traffic.requests + traffic.warmup)
     if setting.measure is Measure.GOODPUT and asked is not None:
         finite = traffic.requests if traffic.finite else asked.requests
+        each_s = _PIPELINED_PROBED_S if _decodes_pipelined(setting) else _PROBED_S
         if finite is None:
-            return _PROBED_S * _GOODPUT_RUNS * (traffic.requests + _WARMUP)
-        return _PROBED_S * _FINITE_RUNS * _replications(setting, finite) * finite
+            return each_s * _GOODPUT_RUNS * (traffic.requests + _WARMUP)
+        return each_s * _FINITE_RUNS * _replications(setting, finite) * finite
     if setting.measure is Measure.SEARCH and asked is not None:
         if asked.method is Method.AUTHORS:
             count = len(candidates(question_of(setting, seed=0)))
@@ -85,8 +91,23 @@ def _work_s(setting: Setting) -> float:
             return _CANDIDATE_S * looked_at + _RULED_OUT_S * (count - looked_at)
         if asked.requests is None:
             return _GPU_S * asked.cluster.num_gpus
-        return _PROBED_S * _SEARCH_RUNS * _replications(setting, asked.requests) * asked.requests
+        return _SEARCHED_S * _SEARCH_RUNS * _replications(setting, asked.requests) * asked.requests
     return _TASK_S / 10
+
+
+def _request_s(setting: Setting) -> float:
+    """Return the CPU seconds of one request of a run that keeps everything."""
+    if setting.phase is Role.PREFILL:
+        return _PREFILL_S
+    if _decodes_pipelined(setting):
+        return _PIPELINED_S
+    return _REQUEST_S if setting.phase is None else _DECODE_S
+
+
+def _decodes_pipelined(setting: Setting) -> bool:
+    """Whether the instances that decode have several stages."""
+    placement = setting.placement
+    return placement is not None and placement.pools[-1].parallelism.pp > 1
 
 
 def _replications(setting: Setting, requests: int) -> int:

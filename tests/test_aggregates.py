@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
 import tracemalloc
 from dataclasses import replace
 from itertools import islice
@@ -186,3 +188,26 @@ def test_a_sketch_of_nothing_of_nan_and_of_zeros() -> None:
     sketch.add(np.array([0.0, math.nan, 0.0, 1e-15]))
     assert sketch.distribution().p50 == 0.0
     assert sketch.distribution().p99 <= 1e-9
+
+
+def test_statistics_of_long_arrays_leave_other_cores_alone() -> None:
+    """A BLAS would have its threads on all cores spin; with one core there are none to see."""
+    code = """
+import time
+import numpy as np
+from dsim.metrics import weighted_distribution
+from dsim.recorder import Gaps
+from dsim.sketch import Sketch
+
+gaps, sketch = Gaps(), Sketch()
+gaps.add_run(0.01, 1e-9, 40_000, 3)
+time.sleep(0.2)
+process_s, thread_s = time.process_time(), time.thread_time()
+for _ in range(20):
+    sketch.add(*gaps.expanded())
+    weighted_distribution(gaps)
+process_s, thread_s = time.process_time() - process_s, time.thread_time() - thread_s
+print(f"{process_s / thread_s:.2f}")
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert float(done.stdout) < 1.2

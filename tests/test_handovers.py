@@ -205,7 +205,7 @@ def test_the_line_says_every_number() -> None:
     )
 
 
-def test_simulate_and_search_take_them(cli: Cli) -> None:
+def test_simulate_search_and_size_take_them(cli: Cli) -> None:
     out = cli(*RUN, "--handover", "vllm-nixl", "--check").out
     assert "handover: pull-at-step, token 1 from decode" in out
     assert "handover:" not in cli(*RUN).out
@@ -220,6 +220,8 @@ def test_simulate_and_search_take_them(cli: Cli) -> None:
     assert "219 GB/s a link (2.5 GB/s to another node)" in cli(*search, "--nodes", "2", "--nic", "20Gbit/s").out
     assert "12 GB/s a link (12 GB/s to another node)" in cli(*search, "--nodes", "2", "--kv-link", "12GB/s").out
     assert "handover:" not in cli(*search, "--mode", "colocated").out
+    size = ("size", "--rate", "10", *search[1:], "--copy-gpus", "16", "--nic", "20Gbit/s")
+    assert "219 GB/s a link (2.5 GB/s to another node)" in cli(*size).out
 
 
 def test_sweeps_take_them(tmp_path: Path) -> None:

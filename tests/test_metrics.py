@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dsim.circuit import Circuit
 from dsim.cruise import AffineCruise, TableCruise
 from dsim.metrics import Distribution, Saturation, backlog, saturation_of, weighted_distribution
-from dsim.options import Options
+from dsim.options import Options, Window
 from dsim.pools import Placement, Role
 from dsim.profile import BatchLimits
 from dsim.recorder import Gaps
@@ -21,6 +24,7 @@ from dsim.simulate import simulate
 from dsim.workload import ClosedLoop, Fixed, Poisson, Workload
 from tests.distserve import needs_data, replay, runs
 from tests.reference.systems import every_role, make_profile, make_trace
+from tests.test_twin import System, systems
 
 # Distributions
 
@@ -191,3 +195,62 @@ def test_saturation_of_real_traffic() -> None:
     assert flags["c21d11-300-3rps"] is flags["c21d11-300-4.5rps"] is flags["vllm-200-2rps"] is Saturation.STABLE
     for name in ("c21d11-300-9rps", "c21d11-300-12rps", "c21d11-600-6rps", "c21d11-1200-12rps", "vllm-400-4rps"):
         assert flags[name] is Saturation.OVERLOADED, name
+
+
+# Utilization
+
+
+@given(systems(dyadic=False), st.integers(1, 25))
+@settings(max_examples=60)
+def test_utilization_is_the_busy_share_of_the_time_until_the_run_ends(system: System, counted: int) -> None:
+    """Steps under way when the run ends count as far as they have come: what the log of steps says of pp 1."""
+    asked: dict[str, Any] = {"profiles": system.profiles, "window": Window(counted=counted)}
+    options = replace(system.options, check=False)
+    found = simulate(system.placement, system.trace, **asked, options=options)
+    logged = simulate(system.placement, system.trace, **asked, options=replace(options, log_steps=True))
+    assert found.elapsed_s == pytest.approx(logged.elapsed_s, rel=1e-12)
+    assert found.utilization == pytest.approx(logged.utilization, rel=1e-9, abs=1e-12)
+    assert logged.steps is not None
+    end_s = logged.elapsed_s
+    for pool in system.placement.pools:
+        share = logged.utilization[pool.role]
+        assert 0 <= share <= 1
+        steps = [step for step in logged.steps if step.role == pool.role.value]
+        if pool.parallelism.pp == 1 and end_s:
+            busy_s = sum(min(step.end_s, end_s) - step.launch_s for step in steps)
+            assert share == pytest.approx(busy_s / pool.count / end_s, rel=1e-9, abs=1e-12)
+
+
+def test_what_is_under_way_when_a_run_ends_counts_as_far_as_it_has_come() -> None:
+    """Prefills of 1 s and decodes of 1/8 s a step: the run ends at 1.125 s, an eighth into the second prefill."""
+    profile = make_profile(
+        prefill=(1024.0, 0.0, 0.0), decode=(128.0, 0.0, 0.0), limits={Role.PREFILL: BatchLimits(requests=1)}
+    )
+    trace = make_trace([0.0, 0.0, 0.0], [16, 16, 16], [2, 9, 9])
+    placement = Placement.parse("1xP:tp1pp1 + 1xD:tp1pp1")
+    found = simulate(placement, trace, profiles=every_role(profile), window=Window(counted=1))
+    assert found.elapsed_s == 1.125
+    assert found.utilization == {Role.PREFILL: 1.0, Role.DECODE: 0.125 / 1.125}
+
+
+@pytest.mark.parametrize(
+    ("second", "busy"),
+    [
+        # The second batch waits for the first stage, which has no rest from 1 s to 9 s.
+        ((2.0, 0.5), {2.25: 1.25, 3.0: 2.0, 6.0: 5.0, 9.0: 8.0, 11.0: 8.0}),
+        # The first stage rests from 5 s until the second hold ends, at 6.5 s.
+        ((5.5, 1.0), {5.5: 4.0, 6.0: 4.0, 7.0: 4.5, 11.0: 8.0}),
+        # The second hold ends at 8 s, after more work of the driver than of the first stage.
+        ((1.5, 6.5), {2.0: 1.5, 4.0: 3.5, 8.0: 7.5, 9.0: 7.5, 12.0: 8.0}),
+    ],
+)
+def test_driver_and_first_stage_are_busy_up_to_an_instant(
+    second: tuple[float, float], busy: dict[float, float]
+) -> None:
+    """Holds of 1 s and those given, and 4 s in each of two stages: the busier of the two."""
+    circuit = Circuit(parts=2, stages=2)
+    circuit.launch(0, 0.0, hold_s=1.0, kernel_s=8.0)
+    assert [circuit.busy_until_s(at_s) for at_s in (0.0, 0.5, 1.0, 2.5, 9.0)] == [0.0, 0.5, 1.0, 1.5, 4.0]
+    launch_s, hold_s = second
+    circuit.launch(1, launch_s, hold_s=hold_s, kernel_s=8.0)
+    assert {at_s: circuit.busy_until_s(at_s) for at_s in busy} == busy

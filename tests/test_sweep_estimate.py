@@ -31,15 +31,22 @@ def test_the_middle_is_the_geometric_mean() -> None:
 
 def test_parts() -> None:
     run = BASE.replace("requests: 300", "requests: 9000").replace("finite: true", "warmup: 1000")
-    assert work_s(run) == pytest.approx(0.003 + 10000 * 45e-6)
-    assert work_s(run + "phase: prefill\n") == pytest.approx(0.003 + 10000 * 10e-6)
+    pipelined = run.replace("1xD:tp1pp1", "1xD:tp1pp2")
+    assert work_s(run) == pytest.approx(0.003 + 10000 * 20e-6)
+    assert work_s(run.replace("1xP:tp2pp1", "1xP:tp1pp2")) == pytest.approx(0.003 + 10000 * 20e-6)
+    assert work_s(pipelined) == pytest.approx(0.003 + 10000 * 80e-6)
+    assert work_s(pipelined + "phase: prefill\n") == pytest.approx(0.003 + 10000 * 4e-6)
+    assert work_s(pipelined + "phase: decode\n") == pytest.approx(0.003 + 10000 * 80e-6)
+    assert work_s(run + "phase: decode\n") == pytest.approx(0.003 + 10000 * 14e-6)
     # 6000 requests in all at each of eight rates, but at least 8 and at most 40 replications.
     for requests, replications in ((300, 20), (20, 40), (3000, 8)):
         text = CASES["goodput"].replace("requests: 300", f"requests: {requests}")
-        assert work_s(text) == pytest.approx(35e-6 * 8 * replications * requests)
-    assert work_s(CASES["goodput"].replace("finite: true", "warmup: 9")) == pytest.approx(35e-6 * 27 * 1300)
+        assert work_s(text) == pytest.approx(18e-6 * 5 * replications * requests)
+    steady = CASES["goodput"].replace("finite: true", "warmup: 9")
+    assert work_s(steady) == pytest.approx(18e-6 * 20 * 1300)
+    assert work_s(steady.replace("1xD:tp1pp1", "1xD:tp1pp2")) == pytest.approx(55e-6 * 20 * 1300)
     assert work_s(BASE + "measure: search\nsearch: {gpus: 6}\n") == pytest.approx(15)
-    assert work_s(CASES["search"]) == pytest.approx(35e-6 * 5 * 40 * 50)
+    assert work_s(CASES["search"]) == pytest.approx(40e-6 * 7 * 40 * 50)
     assert work_s(CASES["prefill step"]) < 0.001
 
 
@@ -75,14 +82,14 @@ def test_figure_12_takes_a_few_minutes() -> None:
     assert 60 < found.middle_s < 240
 
 
-@pytest.mark.parametrize("case", ["steady", "colocated", "prefill", "goodput", "search", "authors"])
+@pytest.mark.parametrize(
+    "case", ["steady", "colocated", "prefill", "decode", "pipelined", "goodput", "search", "authors"]
+)
 def test_runs_take_what_is_said(case: str) -> None:
     """CPU time, the least of some runs, within twice the range: machines differ, and this one is shared."""
-    text = (
-        CASES[case].replace("requests: 300\n", "requests: 2000\n")
-        if case in ("steady", "colocated", "prefill")
-        else CASES[case]
-    )
+    text = CASES["steady"].replace("1xD:tp1pp1", "1xD:tp1pp2") if case == "pipelined" else CASES[case]
+    if case in ("steady", "colocated", "prefill", "decode", "pipelined"):
+        text = text.replace("requests: 300\n", "requests: 2000\n")
     asked = setting(text)
     one, two = (estimated(tasks_of(*[text] * count), jobs=1) for count in (1, 2))
     low_s, high_s = (two.low_s - one.low_s) / 2, (two.high_s - one.high_s) * 2

@@ -10,7 +10,7 @@ import typer
 
 from dsim.cli.config import rerun_text
 from dsim.cli.inputs import rate_per_s, seconds, whole
-from dsim.cli.nodes import AffinityChoice
+from dsim.cli.nodes import AffinityChoice, NicText
 from dsim.cli.options import (
     ArrivalsText,
     Assignments,
@@ -172,6 +172,7 @@ def size(
     kv_blocks: KvBlocksText = None,
     handover: HandoverText = None,
     kv_link: KvLinkText = None,
+    nic: NicText = None,
     precision: Annotated[
         str, typer.Option("--precision", metavar="SHARE", help="Half width aimed for of the best one's interval.")
     ] = "0.03",
@@ -233,6 +234,7 @@ def size(
         kv_blocks=kv_blocks,
         handover=handover,
         kv_link=kv_link,
+        nic=nic,
         requests=None,
         top=3,
         precision=precision,
