@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 
 from dsim.errors import InputError
 from dsim.job import Job
-from dsim.options import Window
+from dsim.options import Look, Window
 from dsim.pools import Parallelism, Placement, Pool, Role
 from dsim.recorder import Recorder
 from dsim.slo import Slo
@@ -255,6 +256,73 @@ def test_misses_per_request_count_what_is_still_to_come(warmup: int) -> None:
 def test_misses_per_request_need_a_number_of_requests() -> None:
     with pytest.raises(InputError, match=r"window: misses_per_request=0.1 needs counted"):
         Window(stop_slo=Slo(ttft_s=1.0, tpot_s=1.0), max_misses=5, misses_per_request=0.1)
+
+
+def test_looks_judge_some_of_the_warmup() -> None:
+    """4 misses of the requests 10 to 29 are allowed, less one for ten that come after the last miss."""
+    slo = Slo(ttft_s=1.0, tpot_s=1.0)
+    window = Window(50, 100, slo, 20, 0.1, Look(10, 20, 4))
+    # After k misses in a row 4 - (20 - k) / 10 are allowed: 2.3 after 3.
+    assert stops_after(window, range(10, 30)) == 3
+    assert stops_after(window, range(29, 9, -1)) == 5
+    # Neither the others of the warm-up nor the counted ones are its business.
+    assert stops_after(window, range(10)) == 0
+    assert stops_after(window, range(30, 50)) == 0
+    assert stops_after(window, range(50, 150)) == 12
+    recorder = Recorder(window, track_itl=False, log_steps=False)
+    for index in (*range(10, 12), *range(50, 150)):
+        recorder.reject(Job(index, recorder.enter_one(0.0, 1, 1), 1, 1, 0, 1))
+        if recorder.done:
+            break
+    assert (recorder.stopped_early, recorder.stopped_in_warmup) == (True, False)
+
+
+@pytest.mark.parametrize(
+    ("look", "message"),
+    [
+        ((-1, 20, 4), "window: look.first=-1 must be >= 0"),
+        ((10, 0, 4), "window: look.judged=0 must be >= 1"),
+        ((40, 20, 4), "must lie within the warm-up"),
+    ],
+)
+def test_looks_lie_within_the_warmup(look: tuple[int, int, int], message: str) -> None:
+    with pytest.raises(InputError, match=re.escape(message)):
+        Window(50, 100, Slo(ttft_s=1.0, tpot_s=1.0), 20, look=Look(*look))
+
+
+def test_one_replication_looks_for_the_rates_of_all_near_saturation() -> None:
+    """The scout finds a bracket; then the others are run at its lower end, and at the upper one as that passes."""
+    asked: list[tuple[float, int]] = []
+
+    def see(rate: float, replication: int) -> Observation:
+        asked.append((round(rate, 3), replication))
+        edge = 1.0 - 0.01 * replication
+        stretches = tuple(np.full(16, 0.95 if rate < edge else 0.5) + 0.001 * np.arange(16))
+        return Observation(float(np.mean(stretches)), stretches=stretches)
+
+    estimator = Estimator(0.9, 0.96, sampling=Sampling(1, 3, 3), risky=True, scout=2)
+    found = finish(estimator, see)
+    alone = next(i for i, (_, replication) in enumerate(asked) if replication != 2)
+    assert alone >= 2
+    low, high = (f(rate for rate, _ in asked[:alone]) for f in (min, max))
+    assert low < 0.98 < high <= low * 1.0421
+    assert asked[alone][0] == low
+    assert 0.96 < found.rate_per_s.best < 1.0
+    for rate in (low, high):
+        assert {replication for seen, replication in asked if seen == rate} == {0, 1, 2}
+
+
+def test_steps_go_where_two_rates_point() -> None:
+    """Misses that grow slowly with the rate need longer steps than at the usual speed."""
+    rates: list[float] = []
+
+    def see(rate: float, replication: int) -> Observation:
+        rates.append(rate)
+        return Observation(1 - 0.1 * rate**5, stretches=tuple(1 - 0.1 * rate**5 for _ in range(16)))
+
+    found = finish(Estimator(0.9, 0.85, sampling=Sampling(1, 2, 2)), see)
+    assert found.rate_per_s.best == pytest.approx(1.0, abs=0.002)
+    assert len(set(rates)) <= 4
 
 
 PLACEMENT = Placement((Pool(Role.PREFILL, 1, Parallelism(tp=1, pp=1)), Pool(Role.DECODE, 1, Parallelism(tp=1, pp=1))))
