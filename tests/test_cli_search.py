@@ -10,8 +10,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from dsim.cli.nodes import AffinityChoice
-from dsim.cli.search import ModeChoice
+from dsim.cli.options import AffinityChoice, ModeChoice
 from placement.search import Affinity, Mode
 from profiles.shipped import find_profile
 from tests.cli import Cli
