@@ -42,6 +42,11 @@ class Cluster:
         """GPUs of the largest node."""
         return min(self.num_gpus, self.gpus_per_node)
 
+    @property
+    def joined_gpus(self) -> int:
+        """GPUs that a fast link joins: those of a node, or of a rack."""
+        return max(self.gpus_per_node, self.domain_gpus)
+
     def nodes(self, placement: Placement) -> Nodes:
         """Return the nodes that a placement is packed onto."""
         return Nodes(self.num_gpus, self.gpus_per_node, side_by_side=self.side_by_side and not placement.is_colocated)
@@ -52,27 +57,29 @@ class Cluster:
 
     def on(self, placement: Placement) -> Placement:
         """Return a placement that packs where it lies; as it is where fast links join all of it anyway."""
-        if placement.num_gpus <= max(self.gpus_per_node, self.domain_gpus):
+        if placement.num_gpus <= self.joined_gpus:
             return placement
         nodes = self.nodes(placement)
         return placement.on(nodes if not self.domain_gpus else replace(nodes, gpus_per_node=self.domain_gpus))
 
     def copies(self, placement: Placement) -> int:
         """Return how many copies of a placement there is room for, each of which lies as the one that is simulated."""
-        each, whole = placement.num_gpus, self.num_gpus // self.gpus_per_node
-        if not placement.is_colocated and each <= self.gpus_per_node:
-            return whole * (self.gpus_per_node // each) + self.num_gpus % self.gpus_per_node // each
-        found = placement.layout
-        if placement.is_colocated or found is None:
-            # It does not matter which instances share a node.
-            copies = self.num_gpus // each
-            while copies > 1 and not self.packs(times(placement, copies)):
-                copies -= 1
-            return copies
-        if self.side_by_side:
-            # Segments go to nodes in turn: those of one copy to different ones.
-            return max(whole * (self.gpus_per_node * found.nodes_used // each) // found.nodes_used, 1)
-        return max(whole // found.nodes_used, 1)
+        each, joined, found = placement.num_gpus, self.joined_gpus, placement.layout
+        whole = self.num_gpus // joined
+        if found is not None and not placement.is_colocated:
+            if self.side_by_side:
+                # Segments go to nodes in turn: those of one copy to different ones.
+                return max(whole * (joined * found.nodes_used // each) // found.nodes_used, 1)
+            return max(whole // found.nodes_used, 1)
+        copies = self.num_gpus // each
+        if not placement.is_colocated and each <= joined:
+            copies = whole * (joined // each) + self.num_gpus % joined // each
+            if joined == self.gpus_per_node:
+                return copies
+        # It does not matter which instances share a node.
+        while copies > 1 and not self.packs(times(placement, copies)):
+            copies -= 1
+        return copies
 
 
 def times(placement: Placement, copies: int) -> Placement:

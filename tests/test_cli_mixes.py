@@ -179,6 +179,13 @@ def test_a_mixed_size(cli: Cli) -> None:
     assert one.startswith("--gpus: 'h100=4' is by type, and there is one")
 
 
+def test_a_pair_on_two_types_fits_into_two_gpus(cli: Cli) -> None:
+    asked = ["size", *MODEL, *MIXED, "--mode", "disaggregated", "-w", "fixed:512,16", "--precision", "30%", "-j", "1"]
+    found = answer(cli, "size", *asked, "--rate", "5", "--copy-gpus", "2", "--gpus", "2")
+    assert (found["plan"]["num_gpus"], found["plan"]["num_nodes"]) == (2, 2)
+    assert found["fits"]
+
+
 # Sweeps
 
 

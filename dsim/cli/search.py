@@ -122,8 +122,10 @@ def _finish(
         return 0
     if result.is_feasible and (more.sizing is None or more.sizing.fits):
         return 0
-    short = more.sizing is not None and more.sizing.plan is not None
-    why = not_enough("--rate", more.sizing, question) if short and more.sizing else nothing_found(question, result)
+    if sought.rate_per_s is not None and more.sizing is not None and more.sizing.plan is not None:
+        why = not_enough("--rate", sought.rate_per_s, more.sizing, question)
+    else:
+        why = nothing_found(question, result)
     typer.echo(f"error: {why}", err=True)
     return 3
 

@@ -123,7 +123,10 @@ def size(
     if sizing.plan is not None and sizing.fits:
         return 0
     option = "--rate" if demanded.users is None else "--users"
-    why = nothing_found(question, sizing.searched) if sizing.plan is None else not_enough(option, sizing, question)
+    if sizing.plan is None:
+        why = nothing_found(question, sizing.searched)
+    else:
+        why = not_enough(option, demand.amount, sizing, question)
     typer.echo(f"error: {why}", err=True)
     return 3
 
