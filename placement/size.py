@@ -114,11 +114,8 @@ class Copies:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the copies as in docs/size.md."""
-        pool = self.placement.pools[0]
         return {
-            "placement": str(self.placement),
-            "policy": None if pool.policy is None else pool.policy.value,
-            "token_budget": pool.token_budget,
+            **self.placement.named_dict(),
             "copies": self.count,
             "num_gpus": self.placement.num_gpus,
             "rate_per_s": self.rate_per_s,

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from dsim.errors import InputError
 from dsim.gpu import Gpu
 from dsim.model import Model
 from dsim.nodes import Nodes
-from dsim.pools import Parallelism, Placement, Policy
+from dsim.pools import Parallelism, Placement, Policy, Role
 
 #: Token budgets of the `chunked` policy that are always tried, else the comparison flatters disaggregation.
 TOKEN_BUDGETS: Final = (512, 2048, 8192)
@@ -25,12 +25,14 @@ class Cluster:
         gpus_per_node: GPUs of one node; tensor parallelism stays within one, and so does an instance that fits.
         domain_gpus: GPUs that a fast link joins, where they are more than a node's.
         side_by_side: the stages of a prefill and a decode instance lie side by side (DistServe's Algorithm 2).
+        by_role: most of a role's pools, of all copies together; a role that is not there has no limit of its own.
     """
 
     num_gpus: int
     gpus_per_node: int
     domain_gpus: int = 0
     side_by_side: bool = False
+    by_role: Mapping[Role, int] = field(default_factory=dict)
 
     @property
     def num_nodes(self) -> int:
@@ -64,6 +66,11 @@ class Cluster:
 
     def copies(self, placement: Placement) -> int:
         """Return how many copies of a placement there is room for, each of which lies as the one that is simulated."""
+        of_roles = [self.by_role[pool.role] // pool.num_gpus for pool in placement.pools if pool.role in self.by_role]
+        return min([self._room(placement), *of_roles])
+
+    def _room(self, placement: Placement) -> int:
+        """Return the copies that the nodes hold."""
         each, joined, found = placement.num_gpus, self.joined_gpus, placement.layout
         whole = self.num_gpus // joined
         if found is not None and not placement.is_colocated:

@@ -99,6 +99,7 @@ def test_names_are_the_union_of_their_mixes(cli: Cli) -> None:
     [
         (["--gpus", "h100=2"], "--gpus: 'h100=2' says nothing of h20-96g; add h20-96g=N"),
         (["--gpus", "prefill=2"], "--gpus: 'prefill=2' says nothing of decode; add decode=N"),
+        (["--gpus", "prefill=2,decode=2", "--objective", "min_gpus", "--rate", "5"], "--gpus: is by role, and min_gpus plans copies by GPU"),
         (["--gpus", "several"], "--gpus: 'several' must be a whole number, or numbers by GPU or role; as in 24, or"),
         (["--gpus", "0"], "--gpus: 0 must be >= 1"),
         (["--gpus", "h100=40,h20=999"], "--gpus: 999 must be <= "),

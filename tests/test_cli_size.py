@@ -13,8 +13,7 @@ import pytest
 
 from dsim.cli.options import ObjectiveChoice
 from placement.objective import Objective
-from tests.cli import Cli
-from tests.test_cli_search import QUICK
+from tests.cli import QUICK, Cli
 from tests.test_cli_search import answer as search_answer
 
 SCHEMA = json.loads((Path(__file__).parents[1] / "docs/schema/size.schema.json").read_text())

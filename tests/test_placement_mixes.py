@@ -38,8 +38,8 @@ from profiles.choice import best_profile
 from profiles.mixed import Wanted, handed_over, mixes_of, profiles_of_roles
 from tests.reference.simulator import run_reference
 from tests.reference.systems import make_profile, make_trace
-from tests.test_placement_search import tiny_question
 from tests.test_twin import System, systems
+from tests.tiny import tiny_question
 
 P, D, C = Role.PREFILL, Role.DECODE, Role.COLOCATED
 FAST, SLOW = "h100-sxm", "h20-96g"
@@ -639,6 +639,19 @@ def test_plans_on_so_many_gpus_of_each_type(
     assert sum(b.serves.best * n for b, n in found.items()) >= amount
     plain = cover(blocks, float(amount))
     assert sum(b.weight * n for b, n in plain.items()) <= min(enough)
+
+
+@pytest.mark.parametrize(
+    ("by_role", "copies"), [({}, 3), ({P: 2}, 2), ({P: 2, D: 4}, 2), ({D: 1}, 1), ({C: 1, P: 3, D: 3}, 3)]
+)
+def test_copies_share_what_a_role_may_have(by_role: dict[Role, int], copies: int) -> None:
+    for slow in (FAST, SLOW):
+        placement = Placement.parse(f"1xP:tp1@{FAST} + 1xD:tp1@{slow}")
+        types = {FAST: Cluster(6, 8), SLOW: Cluster(3, 8)}
+        within = Fleet(types, 6, by_role).of({P: FAST, D: slow})
+        assert within.copies(placement) == copies
+    # Pools need not name the only type.
+    assert Fleet({FAST: Cluster(6, 8)}, 6, by_role).all.copies(Placement.parse("1xP:tp1 + 1xD:tp1")) == copies
 
 
 def test_copies_lie_in_nodes_of_their_own_types() -> None:

@@ -27,7 +27,7 @@ from placement.search import Question, search
 from placement.size import Block, Copies, Population, Rate, Sizing, _Sizer, cover, num_nodes, size, solve_law
 from placement.space import Cluster
 from placement.statistics import Interval
-from tests.test_placement_search import tiny_question
+from tests.tiny import tiny_question
 
 GPU = "a100-80g"
 

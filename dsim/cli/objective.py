@@ -52,6 +52,9 @@ def asked_objective(
 
     prices = asked_prices(price, question.profiles, question.roles, others=question.other_gpus)
     asks_rate = objective is ObjectiveChoice.MIN_GPUS
+    if asks_rate and question.fleet is not None and question.fleet.by_role:
+        hint = f"give numbers by GPU, as in {next(iter(question.fleet.types))}=8"
+        raise InputError("--gpus", "is by role, and min_gpus plans copies by GPU", hint=hint)
     if asks_rate and rate is None:
         raise InputError("--rate", "is needed with --objective min_gpus", hint="as in --rate 40 (requests per second)")
     if rate is not None and not asks_rate:

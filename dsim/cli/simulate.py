@@ -230,9 +230,7 @@ def _simulated(asked: _Run, options: Options, *, aggregate: bool) -> Result | Ag
 def _described(asked: _Run) -> dict[str, Any]:
     profile, slo = asked.profile, asked.slo
     return {
-        "placement": str(asked.placement),
-        "policy": None if asked.placement.pools[0].policy is None else asked.placement.pools[0].policy.value,
-        "token_budget": asked.placement.pools[0].token_budget,
+        **asked.placement.named_dict(),
         "num_gpus": asked.placement.num_gpus,
         **asked.placement.layout_dict(),
         "model": profile.model.name,
