@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
-from typing import TypeVar
 
-from dsim.errors import InputError
 from dsim.latency import ValidRange
 from dsim.layer_latency import AttentionTimes, KernelTimes, LayerLatency
-from dsim.yamlfile import Field, Section
-
-T = TypeVar("T")
+from dsim.yamlfile import Field, Section, relocated
 
 #: No kernel of one layer takes longer: larger numbers are milliseconds or microseconds.
 _MAX_S = 1.0
+#: What errors of the tables themselves begin with.
+_PARTS = ("kernel ", "attention")
 
 
 def read_layers(section: Section, valid_range: ValidRange) -> LayerLatency:
@@ -33,7 +30,7 @@ def read_layers(section: Section, valid_range: ValidRange) -> LayerLatency:
         if name in names[:i]:
             raise layers.need("kernels").items()[i].error_of_key(f"is the second kernel of the name {name}")
     repeats = layers.integer("attention_layers", at_least=1)
-    reach = _checked(attention_field, lambda: LayerLatency.range_of(kernels, attention))
+    reach = relocated(attention_field, _PARTS, lambda: LayerLatency.range_of(kernels, attention))
     for name in ("chunk_tokens", "prefill_tokens", "decode_requests"):
         wanted, most = getattr(valid_range, name), getattr(reach, name)
         if wanted > most:
@@ -42,7 +39,7 @@ def read_layers(section: Section, valid_range: ValidRange) -> LayerLatency:
             )
     # A limit of the total context need not be given: then the tables have one.
     within = replace(valid_range, context_tokens=min(valid_range.context_tokens, reach.context_tokens))
-    return _checked(attention_field, lambda: LayerLatency(kernels, repeats, attention, within))
+    return relocated(attention_field, _PARTS, lambda: LayerLatency(kernels, repeats, attention, within))
 
 
 def _kernel(field: Field) -> KernelTimes:
@@ -50,13 +47,14 @@ def _kernel(field: Field) -> KernelTimes:
     by = [name for name in ("tokens", "sequences") if name in entry]
     if len(by) != 1:
         raise field.error("must have either tokens or sequences, which its time depends on")
-    return _checked(
+    return relocated(
         field,
+        _PARTS,
         lambda: KernelTimes(
             name=entry.text("name"),
             times=entry.integer("times", 1, at_least=1),
             by=by[0],
-            amounts=_integers(entry.need(by[0])),
+            amounts=entry.need(by[0]).integers(at_least=0),
             kernel_s=_times_s(entry.need("kernel_s")),
         ),
     )
@@ -64,32 +62,18 @@ def _kernel(field: Field) -> KernelTimes:
 
 def _attention(field: Field) -> AttentionTimes:
     entry = field.section().only(("tokens", "cached_tokens", "requests", "request_context_tokens", "kernel_s"))
-    return _checked(
+    return relocated(
         field,
+        _PARTS,
         lambda: AttentionTimes(
             tokens=entry.integer("tokens", at_least=0),
             cached_tokens=entry.integer("cached_tokens", at_least=0),
-            requests=_integers(entry.need("requests")),
-            request_context_tokens=_integers(entry.need("request_context_tokens")),
+            requests=entry.need("requests").integers(at_least=0),
+            request_context_tokens=entry.need("request_context_tokens").integers(at_least=0),
             kernel_s=tuple(map(_times_s, entry.need("kernel_s").items())),
         ),
     )
 
 
-def _integers(field: Field) -> tuple[int, ...]:
-    return tuple(item.integer(at_least=0) for item in field.items())
-
-
 def _times_s(field: Field) -> tuple[float, ...]:
-    return tuple(item.number(above=0, at_most=_MAX_S) for item in field.items())
-
-
-def _checked(field: Field, make: Callable[[], T]) -> T:
-    """Return what `make` makes; its own errors know no file, so say where it stands."""
-    try:
-        return make()
-    except InputError as error:
-        if error.where.startswith(("kernel ", "attention")):
-            name = f"{field.name}.{error.name}" if error.name else f"{field.name}: {error.where}"
-            raise InputError(field.where, error.rule, name=name, value=error.value, hint=error.hint) from None
-        raise
+    return field.numbers(above=0, at_most=_MAX_S)

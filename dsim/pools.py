@@ -283,6 +283,12 @@ class Placement:
         """Where the instances lie; None where no nodes are named."""
         return None if self.nodes is None else _layout(self.pools, self.nodes)
 
+    def named_dict(self) -> dict[str, object]:
+        """Return what names the placement and how it schedules, as in docs/output.md."""
+        pool = self.pools[0]
+        policy = None if pool.policy is None else pool.policy.value
+        return {"placement": str(self), "policy": policy, "token_budget": pool.token_budget}
+
     def layout_dict(self) -> dict[str, object]:
         """Return where the instances lie, as in docs/output.md; empty where no nodes are named."""
         found = self.layout

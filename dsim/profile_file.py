@@ -7,11 +7,10 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import TypeVar
 
 from dsim.catalog import find_gpu, find_model, read_gpu, read_model
 from dsim.contract import Violation, ViolationKind, find_violations
@@ -27,9 +26,7 @@ from dsim.pools import Parallelism, Role
 from dsim.profile import BatchLimits, FirstToken, Handover, HandoverMode, PointToPoint, Preemption, Profile
 from dsim.profile_fit import read_fit
 from dsim.table_latency import DecodeRow, PrefillTable, TableLatency
-from dsim.yamlfile import Field, Section, parse_yaml, read_bytes
-
-T = TypeVar("T")
+from dsim.yamlfile import Field, Section, parse_yaml, read_bytes, relocated
 
 _TOP_KEYS = (
     "dsim_profile",
@@ -55,6 +52,8 @@ _TOP_KEYS = (
 )
 #: No step is longer: larger numbers are milliseconds, or a slip that would run away in a simulation.
 _MAX_S = 10.0
+#: What errors of tables of steps begin with.
+_TABLES = ("prefill table", "decode table")
 #: No GPU has less memory: smaller numbers are gigabytes.
 _MIN_BYTES = 1e9
 _ROLES = {"prefill": Role.PREFILL, "decode": Role.DECODE, "colocated": Role.COLOCATED}
@@ -200,17 +199,18 @@ def _table(section: Section, valid_range: ValidRange) -> TableLatency:
     entry = prefill_field.section().only(("tokens", "cached_tokens", "step_s"))
     rows = entry.need("step_s").items()
     nested = any(isinstance(row.value, tuple) for row in rows)
-    prefill = _checked(
+    prefill = relocated(
         prefill_field,
+        _TABLES,
         lambda: PrefillTable(
-            tokens=_integers(entry.need("tokens")),
+            tokens=entry.need("tokens").integers(at_least=0),
             step_s=tuple(map(_times_s, rows)) if nested else (_times_s(entry.need("step_s")),),
-            cached_tokens=_integers(entry.need("cached_tokens")) if "cached_tokens" in entry else (0,),
+            cached_tokens=entry.need("cached_tokens").integers(at_least=0) if "cached_tokens" in entry else (0,),
         ),
     )
     decode_field = table.need("decode")
     decode = tuple(_decode_row(row) for row in decode_field.items())
-    known = _checked(decode_field, lambda: TableLatency(prefill, decode, valid_range))
+    known = relocated(decode_field, _TABLES, lambda: TableLatency(prefill, decode, valid_range))
     wanted = valid_range if own_range is None else _valid_range(own_range.section())
     measured = TableLatency.range_of(prefill, decode)
     if not table.flag("extrapolate", default=False):
@@ -228,34 +228,19 @@ def _table(section: Section, valid_range: ValidRange) -> TableLatency:
 
 def _decode_row(field: Field) -> DecodeRow:
     row = field.section().only(("requests", "request_context_tokens", "step_s"))
-    return _checked(
+    return relocated(
         field,
+        _TABLES,
         lambda: DecodeRow(
             requests=row.integer("requests", at_least=1),
-            request_context_tokens=_integers(row.need("request_context_tokens")),
+            request_context_tokens=row.need("request_context_tokens").integers(at_least=0),
             step_s=_times_s(row.need("step_s")),
         ),
     )
 
 
-def _integers(field: Field) -> tuple[int, ...]:
-    return tuple(item.integer(at_least=0) for item in field.items())
-
-
 def _times_s(field: Field) -> tuple[float, ...]:
-    return tuple(item.number(above=0, at_most=_MAX_S) for item in field.items())
-
-
-def _checked(field: Field, make: Callable[[], T]) -> T:
-    """Return what `make` makes; its own errors know no file, so say where it stands."""
-    try:
-        return make()
-    except InputError as error:
-        if error.where.startswith(("prefill table", "decode table")):
-            raise InputError(
-                field.where, error.rule, name=f"{field.name}.{error.name}", value=error.value, hint=error.hint
-            ) from None
-        raise
+    return field.numbers(above=0, at_most=_MAX_S)
 
 
 def _affine(section: Section, valid_range: ValidRange) -> AffineLatency:

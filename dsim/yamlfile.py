@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import math
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NoReturn, TypeVar
@@ -16,6 +16,7 @@ from dsim.errors import InputError, nearest
 
 Scalar = str | int | float | bool | None
 E = TypeVar("E", bound=enum.Enum)
+Made = TypeVar("Made")
 
 #: Larger files are no configuration; the cap also ends reads of endless devices.
 MAX_FILE_BYTES = 1_000_000
@@ -120,6 +121,14 @@ class Field:
             raise self.error("must be a whole number")
         self._check_bounds(value, at_least=at_least, at_most=at_most)
         return int(value)
+
+    def numbers(self, *, above: float = -math.inf, at_most: float = math.inf) -> tuple[float, ...]:
+        """Return a list of finite numbers, each within the bounds."""
+        return tuple(item.number(above=above, at_most=at_most) for item in self.items())
+
+    def integers(self, *, at_least: float = -math.inf) -> tuple[int, ...]:
+        """Return a list of whole numbers, each within the bound."""
+        return tuple(item.integer(at_least=at_least) for item in self.items())
 
     def _check_bounds(
         self,
@@ -408,6 +417,21 @@ class _Reader:
                 raise InputError(f"{self._file}:{line}", "stands twice", name=_join(name, key), hint=hint)
             fields[key] = self.field(value_node, name=_join(name, key), line=line, depth=depth + 1)
         return Field(self._file, own_line, name, fields)
+
+
+def relocated(field: Field, parts: tuple[str, ...], make: Callable[[], Made]) -> Made:
+    """Return what `make` makes of a field; its own errors know no file, so say where it stands.
+
+    Args:
+        parts: what the places of such errors begin with.
+    """
+    try:
+        return make()
+    except InputError as error:
+        if not error.where.startswith(parts):
+            raise
+        name = f"{field.name}.{error.name}" if error.name else f"{field.name}: {error.where}"
+        raise InputError(field.where, error.rule, name=name, value=error.value, hint=error.hint) from None
 
 
 def _too_deep(file: str) -> InputError:

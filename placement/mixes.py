@@ -118,8 +118,7 @@ class Parts(Cluster):
         """Return the placement: wherever its instances lie, all KV goes from node to node."""
         return placement
 
-    def copies(self, placement: Placement) -> int:
-        """Return how many copies of a placement there is room for."""
+    def _room(self, placement: Placement) -> int:
         copies = self.num_gpus // placement.num_gpus
         while copies > 1 and not self.packs(times(placement, copies)):
             copies -= 1
@@ -149,18 +148,18 @@ class Fleet:
         """All GPUs, as if they were of one type: what is counted where types do not matter."""
         total = min(self.num_gpus, sum(cluster.num_gpus for cluster in self.types.values()))
         if len(self.types) == 1:
-            return replace(next(iter(self.types.values())), num_gpus=total)
-        return Cluster(total, max(cluster.gpus_per_node for cluster in self.types.values()))
+            return replace(next(iter(self.types.values())), num_gpus=total, by_role=self.by_role)
+        return Cluster(total, max(cluster.gpus_per_node for cluster in self.types.values()), by_role=self.by_role)
 
     def of(self, gpus: Mapping[Role, str]) -> Cluster:
         """Return the GPUs that pools of these roles may use together."""
         names = set(gpus.values())
         own = {name: replace(part, num_gpus=min(part.num_gpus, self.num_gpus)) for name, part in self.types.items()}
         if len(names) == 1:
-            return own[names.pop()]
+            return replace(own[names.pop()], by_role=self.by_role)
         total = min(self.num_gpus, sum(own[name].num_gpus for name in names))
         parts = {role: own[name] for role, name in gpus.items()}
-        return Parts(total, max(part.gpus_per_node for part in parts.values()), parts=parts)
+        return Parts(total, max(part.gpus_per_node for part in parts.values()), by_role=self.by_role, parts=parts)
 
     def allows(self, placement: Placement) -> bool:
         """Return whether no pool has more GPUs than its role may have."""

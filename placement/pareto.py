@@ -51,11 +51,8 @@ class Point:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the point as in docs/output.md."""
-        pool = self.placement.pools[0]
         return {
-            "placement": str(self.placement),
-            "policy": None if pool.policy is None else pool.policy.value,
-            "token_budget": pool.token_budget,
+            **self.placement.named_dict(),
             "num_gpus": self.placement.num_gpus,
             "rate_per_gpu_per_s": self.rate_per_gpu_per_s,
             "ttft_s": self.ttft_s.to_dict(),

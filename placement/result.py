@@ -97,12 +97,9 @@ class Trial:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the trial as in docs/output.md."""
-        pool = self.placement.pools[0]
         goodput, total, operation = self.goodput_per_gpu_per_s, self.total_per_s, self.operation
         return {
-            "placement": str(self.placement),
-            "policy": None if pool.policy is None else pool.policy.value,
-            "token_budget": pool.token_budget,
+            **self.placement.named_dict(),
             "num_gpus": self.num_gpus,
             **self.placement.layout_dict(),
             "replicas": self.replicas,

@@ -10,8 +10,9 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from dsim.errors import InputError
+from dsim.nodes import Nodes
 from dsim.pools import Placement
-from placement.cover import Limited, gpus_by_type, usage
+from placement.cover import Limited, usage
 from placement.crew import each
 from placement.objective import Prices, cost_usd_per_h, plus, usd_per_million_tokens
 from placement.pareto import played
@@ -19,6 +20,7 @@ from placement.probe import Probe, Scenario
 from placement.result import SearchResult, State, Trial
 from placement.runner import Progress, Runner, local_processes
 from placement.search import Question, case, horizon, scenario, search
+from placement.space import Cluster
 from placement.statistics import Interval, mean_interval
 
 #: Replications behind a mean E2E, and behind the verdict on a placement that has lost GPUs.
@@ -112,11 +114,8 @@ class Copies:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the copies as in docs/size.md."""
-        pool = self.placement.pools[0]
         return {
-            "placement": str(self.placement),
-            "policy": None if pool.policy is None else pool.policy.value,
-            "token_budget": pool.token_budget,
+            **self.placement.named_dict(),
             "copies": self.count,
             "num_gpus": self.placement.num_gpus,
             "rate_per_s": self.rate_per_s,
@@ -342,8 +341,12 @@ class _Sizer:
             if short or (self.available_gpus is not None and sum(used.values()) > self.available_gpus):
                 # Where there are too few of what is best, others may do.
                 chosen = limited.cover(self.demand.amount * (1 - _ROUNDING)) or chosen
+        if chosen and not self._fits(chosen):
+            # Copies that fill nodes may pack where those of least weight leave room that none of them can use.
+            filling = cover([block for block in blocks if self._fills(block)], self.demand.amount)
+            chosen = filling if filling and self._fits(filling) else chosen
         plan = self._plan(chosen) if chosen else None
-        fits = plan is not None and self._fits(plan)
+        fits = plan is not None and self._fits(chosen)
         return Sizing(plan, fits, most, trials, searched, self.probes + self.runner.probes, self._requests())
 
     def _requests(self) -> int:
@@ -428,7 +431,7 @@ class _Sizer:
         return Plan(
             copies=copies,
             rate_per_s=rate,
-            num_nodes=self._num_nodes(copies),
+            num_nodes=self._num_nodes(chosen),
             gpus_at_estimate=_gpus_of(cover(blocks, self.demand.amount, serve="best")),
             gpus_at_most_optimistic=_gpus_of(cover(blocks, self.demand.amount, serve="high")),
             confidence=confidence,
@@ -474,54 +477,65 @@ class _Sizer:
             self.e2e[key] = Interval(max(0.0, spread.low), spread.best, spread.high)
         return self.e2e[key]
 
-    def _num_nodes(self, copies: Sequence[Copies]) -> int:
+    def _num_nodes(self, copies: Mapping[Block, int]) -> int:
         """Return the nodes that hold the copies, each of which lies as the one that was simulated."""
-        return sum(self._nodes_by_type(copies).values())
+        held = self._held(copies)
+        return sum(num_nodes(own, self._cluster(gpu).gpus_per_node) for gpu, own in held.items())
 
-    def _nodes_by_type(self, copies: Sequence[Copies]) -> dict[str | None, int]:
-        """Return the nodes of each type of GPU; None for pools that name none."""
-        counts: dict[str | None, dict[int, int]] = {}
+    def _held(self, copies: Mapping[Block, int], *, joined: bool = False) -> dict[str | None, dict[int, int]]:
+        """Return by type of GPU how many parts of so many GPUs lie in one node each; None for pools that name none.
+
+        Args:
+            joined: in one rack each, where fast links join nodes.
+        """
+        held: dict[str | None, dict[int, int]] = {}
 
         def add(gpu: str | None, gpus: int, number: int) -> None:
-            own = counts.setdefault(gpu, {})
+            own = held.setdefault(gpu, {})
             own[gpus] = own.get(gpus, 0) + number
 
-        for kind in copies:
-            placement, found = kind.placement, kind.placement.layout
-            types = {pool.gpu for pool in placement.pools}
-            first, per_node = placement.pools[0].gpu, self._gpus_per_node(placement.pools[0].gpu)
-            if not placement.is_colocated and found is not None:
-                # KV goes where it went in the simulation: no node is shared.
-                add(first, per_node, kind.count * found.nodes_used)
-            elif not placement.is_colocated and len(types) == 1 and placement.num_gpus <= per_node:
-                add(first, placement.num_gpus, kind.count)
+        for block, count in copies.items():
+            placement, found = block.trial.placement, block.trial.placement.layout
+            first = placement.pools[0].gpu
+            own = self._cluster(first)
+            room = own.joined_gpus if joined else own.gpus_per_node
+            # KV goes where it went in the simulation: no other copy's lies between.
+            is_whole = not placement.is_colocated and {pool.gpu for pool in placement.pools} == {first}
+            if is_whole and found is not None and room == own.joined_gpus:
+                add(first, room, count * found.nodes_used)
+            elif is_whole and placement.num_gpus <= room:
+                add(first, placement.num_gpus, count)
             else:
                 for pool in placement.pools:
-                    segments = pool.parallelism.inter_node_pp
-                    add(pool.gpu, pool.parallelism.num_gpus // segments, kind.count * pool.count * segments)
-        return {gpu: num_nodes(own, self._gpus_per_node(gpu)) for gpu, own in counts.items()}
+                    own = self._cluster(pool.gpu)
+                    nodes = Nodes(own.num_gpus, own.joined_gpus if joined else own.gpus_per_node)
+                    parts = nodes.segments(pool.parallelism.tp, pool.parallelism.pp) or pool.parallelism.inter_node_pp
+                    add(pool.gpu, pool.parallelism.num_gpus // parts, count * pool.count * parts)
+        return held
 
-    def _gpus_per_node(self, gpu: str | None) -> int:
+    def _cluster(self, gpu: str | None) -> Cluster:
+        """Return the GPUs there are of a type."""
         fleet = self.question.fleet
-        return self.question.cluster.gpus_per_node if gpu is None or fleet is None else fleet.types[gpu].gpus_per_node
+        return self.question.cluster if gpu is None or fleet is None else fleet.types[gpu]
 
-    def _fits(self, plan: Plan) -> bool:
-        if self.available_by_type is not None:
-            used: dict[str | None, int] = {}
-            for kind in plan.copies:
-                for gpu, number in gpus_by_type(kind.placement).items():
-                    used[gpu] = used.get(gpu, 0) + kind.count * number
-            nodes_used, there = self._nodes_by_type(plan.copies), self.available_by_type
-            total = plan.num_gpus if self.available_gpus is None else self.available_gpus
-            return plan.num_gpus <= total and all(
-                number <= there.get(gpu or "", 0)
-                and nodes_used[gpu] <= -(-there.get(gpu or "", 0) // self._gpus_per_node(gpu))
-                for gpu, number in used.items()
-            )
-        if self.available_gpus is None:
-            return True
-        nodes = -(-self.available_gpus // self.question.cluster.gpus_per_node)
-        return plan.num_gpus <= self.available_gpus and plan.num_nodes <= nodes
+    def _fills(self, block: Block) -> bool:
+        """Return whether copies of a placement leave no room in their nodes."""
+        held = self._held({block: 1})
+        return all(self._cluster(gpu).gpus_per_node % gpus == 0 for gpu, own in held.items() for gpus in own)
+
+    def _fits(self, copies: Mapping[Block, int]) -> bool:
+        """Return whether the GPUs there are hold the copies, in nodes of which the last may not be full."""
+        total, by_type = self.available_gpus, self.available_by_type
+        if total is not None and _gpus_of(copies) > total:
+            return False
+        for joined in (False, True):
+            for gpu, held in self._held(copies, joined=joined).items():
+                there = total if by_type is None else by_type.get(gpu or "", 0)
+                own = self._cluster(gpu)
+                room = own.joined_gpus if joined else own.gpus_per_node
+                if there is not None and num_nodes(held, room, spare=there % room) > there // room:
+                    return False
+        return True
 
     def _most(self, blocks: Sequence[Block], num_gpus: int) -> float:
         """Return what the blocks serve safely at most on so many GPUs."""
@@ -628,13 +642,18 @@ def remainders(placement: Placement, failures: int) -> tuple[Placement, ...]:
     )
 
 
-def num_nodes(counts: Mapping[int, int], gpus_per_node: int) -> int:
+def num_nodes(counts: Mapping[int, int], gpus_per_node: int, *, spare: int = 0) -> int:
     """Return the nodes that so many instances of so many GPUs fill, the largest first, each where it fits first.
+
+    Args:
+        spare: GPUs of a smaller node that is filled, too, and does not count.
 
     >>> num_nodes({4: 3, 1: 5}, 8)
     3
+    >>> num_nodes({5: 2}, 8, spare=2), num_nodes({5: 1, 2: 1}, 8, spare=2), num_nodes({2: 5}, 8, spare=2)
+    (2, 1, 1)
     """
-    free: dict[int, int] = {}
+    free: dict[int, int] = {spare: 1} if spare else {}
     nodes = 0
     for gpus, count in sorted(counts.items(), reverse=True):
         left = count

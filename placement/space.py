@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from dsim.errors import InputError
 from dsim.gpu import Gpu
 from dsim.model import Model
 from dsim.nodes import Nodes
-from dsim.pools import Parallelism, Placement, Policy
+from dsim.pools import Parallelism, Placement, Policy, Role
 
 #: Token budgets of the `chunked` policy that are always tried, else the comparison flatters disaggregation.
 TOKEN_BUDGETS: Final = (512, 2048, 8192)
@@ -25,12 +25,14 @@ class Cluster:
         gpus_per_node: GPUs of one node; tensor parallelism stays within one, and so does an instance that fits.
         domain_gpus: GPUs that a fast link joins, where they are more than a node's.
         side_by_side: the stages of a prefill and a decode instance lie side by side (DistServe's Algorithm 2).
+        by_role: most of a role's pools, of all copies together; a role that is not there has no limit of its own.
     """
 
     num_gpus: int
     gpus_per_node: int
     domain_gpus: int = 0
     side_by_side: bool = False
+    by_role: Mapping[Role, int] = field(default_factory=dict)
 
     @property
     def num_nodes(self) -> int:
@@ -42,6 +44,11 @@ class Cluster:
         """GPUs of the largest node."""
         return min(self.num_gpus, self.gpus_per_node)
 
+    @property
+    def joined_gpus(self) -> int:
+        """GPUs that a fast link joins: those of a node, or of a rack."""
+        return max(self.gpus_per_node, self.domain_gpus)
+
     def nodes(self, placement: Placement) -> Nodes:
         """Return the nodes that a placement is packed onto."""
         return Nodes(self.num_gpus, self.gpus_per_node, side_by_side=self.side_by_side and not placement.is_colocated)
@@ -52,27 +59,34 @@ class Cluster:
 
     def on(self, placement: Placement) -> Placement:
         """Return a placement that packs where it lies; as it is where fast links join all of it anyway."""
-        if placement.num_gpus <= max(self.gpus_per_node, self.domain_gpus):
+        if placement.num_gpus <= self.joined_gpus:
             return placement
         nodes = self.nodes(placement)
         return placement.on(nodes if not self.domain_gpus else replace(nodes, gpus_per_node=self.domain_gpus))
 
     def copies(self, placement: Placement) -> int:
         """Return how many copies of a placement there is room for, each of which lies as the one that is simulated."""
-        each, whole = placement.num_gpus, self.num_gpus // self.gpus_per_node
-        if not placement.is_colocated and each <= self.gpus_per_node:
-            return whole * (self.gpus_per_node // each) + self.num_gpus % self.gpus_per_node // each
-        found = placement.layout
-        if placement.is_colocated or found is None:
-            # It does not matter which instances share a node.
-            copies = self.num_gpus // each
-            while copies > 1 and not self.packs(times(placement, copies)):
-                copies -= 1
-            return copies
-        if self.side_by_side:
-            # Segments go to nodes in turn: those of one copy to different ones.
-            return max(whole * (self.gpus_per_node * found.nodes_used // each) // found.nodes_used, 1)
-        return max(whole // found.nodes_used, 1)
+        of_roles = [self.by_role[pool.role] // pool.num_gpus for pool in placement.pools if pool.role in self.by_role]
+        return min([self._room(placement), *of_roles])
+
+    def _room(self, placement: Placement) -> int:
+        """Return the copies that the nodes hold."""
+        each, joined, found = placement.num_gpus, self.joined_gpus, placement.layout
+        whole = self.num_gpus // joined
+        if found is not None and not placement.is_colocated:
+            if self.side_by_side:
+                # Segments go to nodes in turn: those of one copy to different ones.
+                return max(whole * (joined * found.nodes_used // each) // found.nodes_used, 1)
+            return max(whole // found.nodes_used, 1)
+        copies = self.num_gpus // each
+        if not placement.is_colocated and each <= joined:
+            copies = whole * (joined // each) + self.num_gpus % joined // each
+            if joined == self.gpus_per_node:
+                return copies
+        # It does not matter which instances share a node.
+        while copies > 1 and not self.packs(times(placement, copies)):
+            copies -= 1
+        return copies
 
 
 def times(placement: Placement, copies: int) -> Placement:

@@ -12,11 +12,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NoReturn
 
-from dsim.catalog import find_gpu, find_model, read_gpu, read_model
+from dsim.catalog import find_gpu, find_model, read_experts, read_gpu, read_model
 from dsim.contract import decode_bound_s, prefill_bound_s
 from dsim.errors import InputError, nearest
 from dsim.gpu import Gpu
-from dsim.model import Experts, Model
+from dsim.model import Model
 from dsim.yamlfile import Field, Section, parse_yaml, read_bytes
 
 
@@ -283,7 +283,7 @@ def _metadata(lines: Sequence[str], file: str) -> Metadata:
 
 def _model(entry: Field | None, experts_entry: Field | None) -> Model | None:
     """Return the model; experts may stand beside it instead of in it."""
-    experts = _experts(experts_entry)
+    experts = read_experts(experts_entry)
     if entry is None:
         return None
     model = find_model(entry.value, where=entry.where) if isinstance(entry.value, str) else read_model(entry.section())
@@ -305,19 +305,6 @@ def _engine(entry: Field | None) -> tuple[str | None, str | None]:
         return None, None
     section = entry.section().only(("name", "version"))
     return section.text("name"), section.text("version")
-
-
-def _experts(entry: Field | None) -> Experts | None:
-    if entry is None:
-        return None
-    section = entry.section().only(("experts", "per_token", "ffn_size", "shared_ffn_size"))
-    experts = section.integer("experts", at_least=1)
-    return Experts(
-        experts=experts,
-        per_token=section.integer("per_token", at_least=1, at_most=experts),
-        ffn_size=section.integer("ffn_size", at_least=1),
-        shared_ffn_size=section.integer("shared_ffn_size", 0, at_least=0),
-    )
 
 
 def _one_of(top: Section, key: str, known: Sequence[str]) -> str | None:

@@ -8,6 +8,26 @@ import pytest
 
 from dsim.cli import main
 
+#: A search by finite runs of few short requests on two GPUs: a second, and wide intervals.
+QUICK = (
+    *(
+        "search",
+        "-m",
+        "13b",
+        "--slo",
+        "ttft=0.4,tpot=0.1",
+        "--gpus",
+        "2",
+        "-n",
+        "50",
+        "--precision",
+        "30%",
+        "--top",
+        "2",
+    ),
+    *("--policy", "orca", "-w", "fixed:512,16", "-j", "1"),
+)
+
 
 @dataclass(frozen=True)
 class Run:

@@ -11,26 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from dsim.cli import main
+from tests.cli import QUICK
 
-#: Finite runs of few requests on two GPUs: a second, and wide intervals.
-QUICK = (
-    *(
-        "search",
-        "-m",
-        "13b",
-        "--slo",
-        "ttft=0.4,tpot=0.1",
-        "--gpus",
-        "2",
-        "-n",
-        "50",
-        "--precision",
-        "30%",
-        "--top",
-        "2",
-    ),
-    *("--policy", "orca", "-w", "fixed:512,16", "-j", "1", "-q"),
-)
 #: Elements without an end tag.
 _VOID = {"meta", "img", "br", "link", "hr", "col"}
 
@@ -38,7 +20,7 @@ _VOID = {"meta", "img", "br", "link", "hr", "col"}
 def searched(folder: Path, *options: str, code: int = 0) -> Path:
     """Run a quick search into a folder and return it."""
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-        assert main([*QUICK, *options, "-o", str(folder)]) == code
+        assert main([*QUICK, "-q", *options, "-o", str(folder)]) == code
     return folder
 
 

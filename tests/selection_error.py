@@ -15,18 +15,13 @@ from typing import Final
 
 import numpy as np
 
-from dsim.pools import Placement, Policy, Role
-from dsim.profile import BatchLimits
-from dsim.slo import Slo
-from dsim.workload import Workload
-from dsim.workload.arrivals import Poisson
-from dsim.workload.lengths import Uniform
+from dsim.pools import Placement, Policy
 from placement.probe import Probe, Scenario
 from placement.result import SearchResult
 from placement.runner import Runner, local_processes
 from placement.search import Question, scenario, search
 from placement.statistics import Interval
-from tests.reference.systems import every_role, make_profile
+from tests.tiny import tiny_question
 
 #: Seeds of the searches begin here; that of the truth.
 _SEARCHES: Final = 1000
@@ -37,28 +32,8 @@ _RUN: Final = (1000, 10_000, 200)
 
 def question(**changes: object) -> Question:
     """Return a question whose two best placements are within 1 % of each other, a third within 10 %."""
-    profile = make_profile(
-        tps=(1, 2),
-        pps=(1,),
-        prefill=(8.0, 0.5, 0.0),
-        decode=(8.0, 0.002, 0.2),
-        limits={
-            Role.PREFILL: BatchLimits(512, 16),
-            Role.DECODE: BatchLimits(requests=32),
-            Role.COLOCATED: BatchLimits(512, 32),
-        },
-        kv_tokens=8192,
-    )
-    settings: dict[str, object] = {
-        "profiles": every_role(profile),
-        "workload": Workload(Poisson(), Uniform(200, 40, low=0.2)),
-        "slo": Slo(ttft_s=0.3, tpot_s=0.03),
-        "num_gpus": 4,
-        "policies": (Policy.ORCA, Policy.PREFILL_FIRST),
-        "top": 1,
-        "precision": 0.02,
-    }
-    return Question(**{**settings, **changes})  # type: ignore[arg-type]
+    given: dict[str, object] = {"num_gpus": 4, "policies": (Policy.ORCA, Policy.PREFILL_FIRST), "precision": 0.02}
+    return tiny_question(**{**given, **changes})
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,7 +33,7 @@ def test_help_imports_nothing_heavy() -> None:
 
 
 @pytest.mark.parametrize(
-    "command", ["search", "simulate", "sweep", "plot", "report", "validate", "models", "gpus", "profiles"]
+    "command", ["search", "size", "simulate", "sweep", "plot", "report", "validate", "models", "gpus", "profiles"]
 )
 def test_help_of_a_command_imports_nothing_heavy(command: str) -> None:
     run = fresh(

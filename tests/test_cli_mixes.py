@@ -99,6 +99,7 @@ def test_names_are_the_union_of_their_mixes(cli: Cli) -> None:
     [
         (["--gpus", "h100=2"], "--gpus: 'h100=2' says nothing of h20-96g; add h20-96g=N"),
         (["--gpus", "prefill=2"], "--gpus: 'prefill=2' says nothing of decode; add decode=N"),
+        (["--gpus", "prefill=2,decode=2", "--objective", "min_gpus", "--rate", "5"], "--gpus: is by role, and min_gpus plans copies by GPU"),
         (["--gpus", "several"], "--gpus: 'several' must be a whole number, or numbers by GPU or role; as in 24, or"),
         (["--gpus", "0"], "--gpus: 0 must be >= 1"),
         (["--gpus", "h100=40,h20=999"], "--gpus: 999 must be <= "),
@@ -177,6 +178,13 @@ def test_a_mixed_size(cli: Cli) -> None:
         assert cli.refused(*asked, *arguments, "--dry-run").startswith(message)
     one = cli.refused("size", *MODEL, "--rate", "5", "--gpu", "h100", "--gpus", "h100=4", "--dry-run")
     assert one.startswith("--gpus: 'h100=4' is by type, and there is one")
+
+
+def test_a_pair_on_two_types_fits_into_two_gpus(cli: Cli) -> None:
+    asked = ["size", *MODEL, *MIXED, "--mode", "disaggregated", "-w", "fixed:512,16", "--precision", "30%", "-j", "1"]
+    found = answer(cli, "size", *asked, "--rate", "5", "--copy-gpus", "2", "--gpus", "2")
+    assert (found["plan"]["num_gpus"], found["plan"]["num_nodes"]) == (2, 2)
+    assert found["fits"]
 
 
 # Sweeps

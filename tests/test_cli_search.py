@@ -10,30 +10,12 @@ from typing import Any
 import jsonschema
 import pytest
 
-from dsim.cli.nodes import AffinityChoice
-from dsim.cli.search import ModeChoice
+from dsim.cli.options import AffinityChoice, ModeChoice
 from placement.search import Affinity, Mode
 from profiles.shipped import find_profile
-from tests.cli import Cli
+from tests.cli import QUICK, Cli
 
 SCHEMA = json.loads((Path(__file__).parents[1] / "docs/schema/search.schema.json").read_text())
-#: Finite runs of few short requests on two GPUs: a second, and wide intervals.
-QUICK = [
-    "search",
-    "-m",
-    "13b",
-    "--slo",
-    "ttft=0.4,tpot=0.1",
-    "--gpus",
-    "2",
-    "-n",
-    "50",
-    "--precision",
-    "30%",
-    "--top",
-    "2",
-]
-QUICK += ["--policy", "orca", "-w", "fixed:512,16", "-j", "1"]
 
 
 def answer(cli: Cli, *arguments: str, code: int = 0) -> dict[str, Any]:

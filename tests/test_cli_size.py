@@ -11,10 +11,9 @@ from typing import Any
 import jsonschema
 import pytest
 
-from dsim.cli.search import ObjectiveChoice
+from dsim.cli.options import ObjectiveChoice
 from placement.objective import Objective
-from tests.cli import Cli
-from tests.test_cli_search import QUICK
+from tests.cli import QUICK, Cli
 from tests.test_cli_search import answer as search_answer
 
 SCHEMA = json.loads((Path(__file__).parents[1] / "docs/schema/size.schema.json").read_text())
@@ -114,6 +113,20 @@ def test_a_dry_run(cli: Cli) -> None:
     error = cli.refused(*SIZE, "--rate", "30", "--nodes", "2", "--gpus", "4")
     assert error == "--nodes: 2 does not go with --gpus; leave one of the two out"
     assert cli.refused(*SIZE).startswith("--rate: or --users is needed; as in --rate 40 or --users 10000")
+
+
+def test_what_the_nic_reaches(cli: Cli, tmp_path: Path) -> None:
+    asked = ["size", "-m", "13b", "--slo", "ttft=0.4,tpot=0.1", "--rate", "5", "--copy-gpus", "16", "--dry-run"]
+    assert "handover: " not in cli(*asked).out
+    assert "(3 GB/s to another node)" in cli(*asked, "--nic", "3GB/s").out
+    config = tmp_path / "size.yaml"
+    config.write_text("nic: 3GB/s\n")
+    assert cli(*asked, "--config", str(config)).out == cli(*asked, "--nic", "3GB/s").out
+    # KV between two types of GPU crosses nodes whatever the copies are.
+    mixed = ["size", "-m", "llama-3.1-8b", "--slo", "ttft=1,tpot=0.1", "--rate", "5", "--dry-run"]
+    mixed += ["--prefill-gpu", "h100", "--decode-gpu", "h20"]
+    assert "bytes / 3 GB/s a link" in cli(*mixed, "--nic", "3GB/s").out
+    assert cli.refused(*asked, "--nic", "25").startswith("--nic: '25' must be >= 1e+06 bytes per second; ")
 
 
 def test_a_gpu_without_a_price(cli: Cli) -> None:

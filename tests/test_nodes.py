@@ -274,6 +274,11 @@ def test_rack_scale_links_join_nodes() -> None:
         ("1xP:tp2pp1 + 1xD:tp1pp1", Cluster(20, 8), 5),
         ("2xP:tp4pp1 + 1xD:tp4pp1", Cluster(32, 8), 2),
         ("3xC:tp4pp1", Cluster(24, 8), 2),
+        # Racks of 72 GPUs: two of them hold one copy that fills more than one, and each one that fits into it.
+        ("10xP:tp4pp1 + 10xD:tp4pp1", Cluster(128, 4, 72), 1),
+        ("5xP:tp4pp1 + 5xD:tp4pp1", Cluster(128, 4, 72), 2),
+        # Of nodes of four GPUs each holds one instance.
+        ("2xP:tp3pp1 + 2xD:tp3pp1", Cluster(24, 4, 72), 1),
         # Three GPUs in each of two nodes: two of them side by side in a node, four copies on eight halves.
         ("1xP:tp3pp2 + 1xD:tp2pp2", Cluster(32, 8, side_by_side=True), 2),
         ("1xP:tp2pp4 + 1xD:tp1pp4", Cluster(32, 8, side_by_side=True), 2),

@@ -18,14 +18,15 @@ from dsim.result import Result
 from dsim.simulate import simulate
 from dsim.slo import Slo
 from dsim.trace import Trace
-from dsim.workload import Fixed, Lengths, Poisson, Uniform, Workload
+from dsim.workload import Fixed, Lengths, Poisson, Workload
 from placement import bounds
 from placement.probe import Probe, Scenario, run_probe
 from placement.queueing import decode_mean_step_s, md1_goodput_per_s
-from placement.search import Question, candidates, case, scenario
+from placement.search import candidates, case, scenario
 from placement.work import prefill_queue
 from tests import bound_cases
 from tests.reference.systems import every_role, make_profile, tokens_per_s
+from tests.tiny import tiny_question
 
 PLACEMENTS = (
     "1xP:tp1pp1 + 1xD:tp1pp1",
@@ -375,22 +376,7 @@ def goodput_per_gpu(placement: Placement, known: bounds.Case, scenario: Scenario
 @pytest.mark.parametrize("slo", [Slo(ttft_s=0.3, tpot_s=0.03), Slo(ttft_s=0.15, tpot_s=0.1)], ids=str)
 def test_pruning_by_bounds_finds_the_set_that_brute_force_finds(slo: Slo) -> None:
     """The best placements of a small space, up to 5 %: no bound cuts one of them off, and some cut others."""
-    profile = make_profile(
-        tps=(1, 2),
-        pps=(1,),
-        prefill=(8.0, 0.5, 0.0),
-        decode=(8.0, 0.002, 0.2),
-        limits={
-            Role.PREFILL: BatchLimits(512, 16),
-            Role.DECODE: BatchLimits(requests=32),
-            Role.COLOCATED: BatchLimits(512, 32),
-        },
-        kv_tokens=8192,
-    )
-    policies = (Policy.ORCA, Policy.DECODE_FIRST)
-    question = Question(
-        every_role(profile), Workload(Poisson(), Uniform(200, 40, low=0.2)), slo, num_gpus=2, policies=policies
-    )
+    question = tiny_question(slo=slo, policies=(Policy.ORCA, Policy.DECODE_FIRST))
     known, runs = case(question), scenario(question)
     space = [p for p in candidates(question) if all(pool.parallelism.pp == 1 for pool in p.pools)]
     brute = {p: goodput_per_gpu(p, known, runs) for p in space}

@@ -31,15 +31,15 @@ from placement.objective import Price, PriceList, cost_usd_per_h, ranked, reques
 from placement.result import Best, SearchResult, State, Trial
 from placement.search import Affinity, Mode, Question, candidates, case, search
 from placement.single import goodput_of
-from placement.size import Block, Rate, Sizing, cover, size
+from placement.size import Block, Rate, Sizing, _Sizer, cover, size
 from placement.space import Cluster
 from placement.statistics import Interval
 from profiles.choice import best_profile
 from profiles.mixed import Wanted, handed_over, mixes_of, profiles_of_roles
 from tests.reference.simulator import run_reference
 from tests.reference.systems import make_profile, make_trace
-from tests.test_placement_search import tiny_question
 from tests.test_twin import System, systems
+from tests.tiny import tiny_question
 
 P, D, C = Role.PREFILL, Role.DECODE, Role.COLOCATED
 FAST, SLOW = "h100-sxm", "h20-96g"
@@ -639,6 +639,58 @@ def test_plans_on_so_many_gpus_of_each_type(
     assert sum(b.serves.best * n for b, n in found.items()) >= amount
     plain = cover(blocks, float(amount))
     assert sum(b.weight * n for b, n in plain.items()) <= min(enough)
+
+
+@pytest.mark.parametrize(
+    ("by_role", "copies"), [({}, 3), ({P: 2}, 2), ({P: 2, D: 4}, 2), ({D: 1}, 1), ({C: 1, P: 3, D: 3}, 3)]
+)
+def test_copies_share_what_a_role_may_have(by_role: dict[Role, int], copies: int) -> None:
+    for slow in (FAST, SLOW):
+        placement = Placement.parse(f"1xP:tp1@{FAST} + 1xD:tp1@{slow}")
+        types = {FAST: Cluster(6, 8), SLOW: Cluster(3, 8)}
+        within = Fleet(types, 6, by_role).of({P: FAST, D: slow})
+        assert within.copies(placement) == copies
+    # Pools need not name the only type.
+    assert Fleet({FAST: Cluster(6, 8)}, 6, by_role).all.copies(Placement.parse("1xP:tp1 + 1xD:tp1")) == copies
+
+
+def test_copies_lie_in_nodes_of_their_own_types() -> None:
+    """A pair on two types is in two nodes; what there is of whichever type says nothing of them."""
+    pair = block(f"1xP:tp1@{FAST} + 1xD:tp1@{SLOW}", 1.0)
+    same = block(f"2xP:tp1@{FAST} + 1xD:tp1@{FAST}", 1.0)
+    alone = block(f"2xC:tp1@{SLOW}", 1.0)
+    question = mixed_question(fleet=fleet(8, 8), num_requests=None)
+
+    def sizer(total: int | None, there: dict[str, int] | None = None) -> _Sizer:
+        return _Sizer(question, Rate(1.0), priced(1.0, 1.0), total, None, None, there)
+
+    for chosen, nodes in (
+        ({pair: 1}, 2),
+        ({pair: 8}, 2),
+        ({pair: 9}, 4),
+        ({same: 2}, 1),
+        ({same: 3}, 2),
+        ({same: 2, pair: 2}, 2),
+        ({same: 2, pair: 3}, 3),
+        ({alone: 4}, 1),
+        ({alone: 4, pair: 1}, 3),
+    ):
+        assert sizer(None)._num_nodes(chosen) == nodes
+    assert sizer(2)._fits({pair: 1})
+    assert not sizer(2)._fits({pair: 2})
+    assert sizer(4, {FAST: 2, SLOW: 2})._fits({pair: 2})
+    assert not sizer(6, {FAST: 2, SLOW: 4})._fits({pair: 3})
+    assert not sizer(5, {FAST: 3, SLOW: 3})._fits({pair: 3})
+    # Nine GPUs of a type are a node of eight and one alone: three pairs of three GPUs do not pack.
+    assert not sizer(18, {FAST: 9, SLOW: 9})._fits({same: 3})
+    assert sizer(20, {FAST: 11, SLOW: 9})._fits({same: 3})
+
+
+def test_nodes_of_types_of_other_sizes() -> None:
+    types = {FAST: Cluster(8, 8), SLOW: Cluster(8, 4)}
+    question = mixed_question(fleet=Fleet(types, 16), num_requests=None)
+    sizer = _Sizer(question, Rate(1.0), priced(1.0, 1.0), None, None, None)
+    assert sizer._num_nodes({block(f"8xP:tp1@{FAST} + 8xD:tp1@{SLOW}", 1.0): 1}) == 3
 
 
 def test_a_size_uses_what_is_there_of_each_type(monkeypatch: pytest.MonkeyPatch) -> None:

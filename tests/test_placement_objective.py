@@ -28,7 +28,8 @@ from placement.result import Best, SearchResult, State, Trial
 from placement.search import search
 from placement.statistics import Interval
 from tests.reference.systems import every_role
-from tests.test_placement_search import answer, tiny_profile, tiny_question
+from tests.test_placement_search import answer
+from tests.tiny import tiny_profile, tiny_question
 
 SMALL = Placement.parse("2xP:tp2pp1 + 3xD:tp1pp1")
 LARGE = Placement.parse("1xP:tp1pp1 + 4xD:tp1pp1")

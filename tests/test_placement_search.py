@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from dsim.errors import InputError, InternalError
 from dsim.pools import Placement, Policy, Role
-from dsim.profile import BatchLimits, Profile
+from dsim.profile import BatchLimits
 from dsim.slo import Slo
 from dsim.workload import Constant, Fixed, LogNormal, Poisson, Uniform, Workload, replication_seed
 from placement.authors import authors_settings, best_of
@@ -29,37 +29,10 @@ from placement.result import SearchResult, State, Trial
 from placement.search import Affinity, Mode, Question, candidates, search
 from profiles.handover import with_nic
 from tests.reference.systems import TICK_S, every_role, make_profile, tokens_per_s
+from tests.tiny import tiny_profile, tiny_question
 
 #: Utilisation at which 90 % of the customers of an M/D/1 queue leave within two service times: (1 - r) e^r = 0.9.
 RHO = 0.391_655
-
-
-def tiny_profile(**changes: object) -> Profile:
-    return make_profile(
-        tps=(1, 2),
-        pps=(1,),
-        prefill=(8.0, 0.5, 0.0),
-        decode=(8.0, 0.002, 0.2),
-        limits={
-            Role.PREFILL: BatchLimits(512, 16),
-            Role.DECODE: BatchLimits(requests=32),
-            Role.COLOCATED: BatchLimits(512, 32),
-        },
-        kv_tokens=8192,
-    )
-
-
-def tiny_question(**changes: object) -> Question:
-    settings: dict[str, object] = {
-        "profiles": every_role(tiny_profile()),
-        "workload": Workload(Poisson(), Uniform(200, 40, low=0.2)),
-        "slo": Slo(ttft_s=0.3, tpot_s=0.03),
-        "num_gpus": 2,
-        "policies": (Policy.ORCA,),
-        "top": 1,
-        "precision": 0.2,
-    }
-    return Question(**{**settings, **changes})  # type: ignore[arg-type]
 
 
 @functools.cache

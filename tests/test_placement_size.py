@@ -12,19 +12,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dsim.catalog import find_gpu
+from dsim.cli.plans import not_enough
 from dsim.errors import InputError
 from dsim.options import Options, Window
-from dsim.pools import Placement, Policy
+from dsim.pools import Placement, Policy, Role
 from dsim.simulate import simulate
 from dsim.workload import ClosedLoop, Fixed, Poisson, Uniform, Workload, replication_seed
 from placement import size as sizing
 from placement.goodput import Goodput
 from placement.objective import prices_of
-from placement.result import SearchResult, State, Trial
+from placement.result import Best, SearchResult, State, Trial
 from placement.search import Question, search
 from placement.size import Block, Copies, Population, Rate, Sizing, _Sizer, cover, num_nodes, size, solve_law
+from placement.space import Cluster
 from placement.statistics import Interval
-from tests.test_placement_search import tiny_question
+from tests.tiny import tiny_question
 
 GPU = "a100-80g"
 
@@ -99,21 +102,105 @@ def test_the_law_holds_where_it_is_solved(users: float, think_s: float, idle_s: 
     assert rate * (think_s + seen.best) == pytest.approx(users, rel=0.02)
 
 
-@given(st.dictionaries(st.integers(1, 8), st.integers(1, 12), min_size=1))
-def test_nodes_hold_the_instances(counts: dict[int, int]) -> None:
+@given(st.dictionaries(st.integers(1, 8), st.integers(1, 12), min_size=1), st.integers(0, 7))
+def test_nodes_hold_the_instances(counts: dict[int, int], spare: int) -> None:
     """At least the GPUs' worth, at most what any greedy packing may waste, and none without an instance."""
-    nodes = num_nodes(counts, 8)
+    nodes = num_nodes(counts, 8, spare=spare)
     gpus = sum(size * count for size, count in counts.items())
-    assert -(-gpus // 8) <= nodes <= sum(counts.values())
+    assert -(-max(gpus - spare, 0) // 8) <= nodes <= sum(counts.values())
     # One instance after the other, the largest first, each where it fits first.
-    rooms: list[int] = []
+    rooms = [spare]
     for wanted in sorted(itertools.chain.from_iterable([s] * n for s, n in counts.items()), reverse=True):
         place = next((i for i, room in enumerate(rooms) if room >= wanted), None)
         if place is None:
             rooms.append(8 - wanted)
         else:
             rooms[place] -= wanted
-    assert abs(nodes - len(rooms)) <= 1
+    assert abs(nodes - (len(rooms) - 1)) <= 1
+
+
+def pairs(notation: str, cluster: Cluster) -> Block:
+    """A disaggregated placement that serves as much as its GPUs, as it lies in a cluster."""
+    placement = cluster.on(Placement.parse(notation))
+    serves = Interval(*[float(placement.num_gpus)] * 3)
+    return Block(Trial(placement, State.COMPLETE, goodput=Goodput(serves, (), (1, 1))), serves, placement.num_gpus)
+
+
+def sizer(asked: Question, available: int | None) -> _Sizer:
+    return _Sizer(asked, Rate(2.0), prices_of(asked.profiles), available, None, None)
+
+
+@pytest.mark.parametrize(
+    ("copies", "available", "nodes", "fits"),
+    [
+        ({"3xP:tp1pp1 + 2xD:tp1pp1": 2}, 16, 2, True),
+        # Ten GPUs are a node of eight and one of two.
+        ({"3xP:tp1pp1 + 2xD:tp1pp1": 2}, 10, 2, False),
+        ({"3xP:tp1pp1 + 2xD:tp1pp1": 1, "1xP:tp1pp1 + 1xD:tp1pp1": 1}, 8, 1, True),
+        ({"3xP:tp1pp1 + 5xD:tp1pp1": 1, "1xP:tp1pp1 + 1xD:tp1pp1": 1}, 10, 2, True),
+        ({"3xP:tp1pp1 + 2xD:tp1pp1": 3}, 16, 3, False),
+        # Colocated instances lie anywhere.
+        ({"5xC:tp1pp1": 2}, 10, 2, True),
+    ],
+)
+def test_copies_lie_in_the_nodes_that_there_are(
+    copies: dict[str, int], available: int, nodes: int, *, fits: bool
+) -> None:
+    asked = question(num_gpus=8)
+    chosen = {pairs(text, asked.cluster): count for text, count in copies.items()}
+    found = sizer(asked, available)
+    assert found._num_nodes(chosen) == nodes
+    assert found._fits(chosen) == fits
+    assert sizer(asked, None)._fits(chosen)
+
+
+def test_copies_lie_in_racks() -> None:
+    profile = dataclasses.replace(question().profiles[Role.PREFILL], gpu=find_gpu("gb200"))
+    asked = question(profiles=dict.fromkeys(Role, profile), num_gpus=128, gpus_per_node=None)
+    assert (asked.cluster.gpus_per_node, asked.cluster.domain_gpus) == (4, 72)
+    # Each instance fills a node; the copy lies in two racks.
+    large = pairs("10xP:tp4pp1 + 10xD:tp4pp1", asked.cluster)
+    found = sizer(asked, 144)
+    assert found._num_nodes({large: 1}) == 20
+    assert found._fits({large: 1})
+    assert not found._fits({large: 2})
+    # Two nodes hold an instance of eight GPUs, and a third one the other.
+    assert found._num_nodes({pairs("1xP:tp4pp2 + 1xD:tp4pp1", asked.cluster): 3}) == 9
+    # Three copies of 40 GPUs are less than two racks, but each has to lie in one.
+    middle = pairs("5xP:tp4pp1 + 5xD:tp4pp1", asked.cluster)
+    assert found._fits({middle: 2})
+    assert not found._fits({middle: 3})
+
+
+def test_copies_that_fill_nodes_are_taken_where_others_do_not_pack(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = question(num_gpus=8)
+    five, four = (pairs(text, asked.cluster) for text in ("3xP:tp1pp1 + 2xD:tp1pp1", "2xP:tp1pp1 + 2xD:tp1pp1"))
+    trials = tuple(b.trial for b in (five, four))
+    searched = SearchResult(Best(None, None), trials, None, False, {}, 0, 0)
+    monkeypatch.setattr(sizing, "search", lambda *_, **__: searched)
+    monkeypatch.setattr(_Sizer, "_may_fail", lambda *_: 0)
+
+    def sized(rate: float, available: int | None) -> Sizing:
+        return size(asked, Rate(rate), prices=prices_of(asked.profiles), available_gpus=available)
+
+    def copies(available: int | None) -> dict[str, int]:
+        found = sized(15.0, available)
+        assert found.plan is not None
+        assert found.fits
+        return {str(kind.placement): kind.count for kind in found.plan.copies}
+
+    assert copies(None) == copies(24) == {"3xP:tp1pp1 + 2xD:tp1pp1": 3}
+    # Two nodes of eight hold two of five GPUs, and four of four.
+    assert copies(16) == {"2xP:tp1pp1 + 2xD:tp1pp1": 4}
+    # A node of eight and one of three hold one copy of five, or two of four.
+    none = sized(10.0, 11)
+    assert not none.fits
+    assert not_enough("--rate", 10.0, none, asked) == (
+        "--rate: needs 10 GPUs on 2 nodes of 8, and such copies do not pack into the nodes there are; "
+        "give more GPUs, ask for less, or relax the limits"
+    )
+    short = not_enough("--rate", 40.0, sized(40.0, 11), asked)
+    assert short.startswith("--rate: needs 40 GPUs on 5 nodes of 8, of which the GPUs there are serve 10 safely; ")
 
 
 @functools.cache

@@ -30,8 +30,8 @@ from experiments.report.sections import Report
 from experiments.report.sensitivity import Case, CasePoint, Changed, RatePoint, Sensitivity
 from placement.statistics import Interval
 from profiles.shipped import find_profile, shipped_profiles
-from tests.cli import Cli
-from tests.report_pages import QUICK, Element, answer_of, parsed, reported, searched
+from tests.cli import QUICK, Cli
+from tests.report_pages import Element, answer_of, parsed, reported, searched
 
 README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
 #: Ends an attribute, a comment, an element and a script, and is text to JavaScript and plotly.
@@ -414,7 +414,7 @@ def test_nothing_feasible(tmp_path: Path) -> None:
 def test_the_steady_state_is_no_transient(tmp_path: Path) -> None:
     options = ("--mode", "colocated", "--gpus", "1", "--top", "1", "--slo", "ttft=2,tpot=0.2")
     folder = tmp_path / "r"
-    arguments = [a for a in QUICK if a not in ("-n", "50")]
+    arguments = [a for a in (*QUICK, "-q") if a not in ("-n", "50")]
     assert main([*arguments, *options, "-o", str(folder)]) == 0
     page = parsed(reported(folder, "--no-sensitivity"))
     assert "in the steady state" in page.identified("assumptions").text

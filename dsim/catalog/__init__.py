@@ -146,7 +146,7 @@ def read_model(section: Section, *, name: str | None = None) -> Model:
             f"must be a multiple of attention_heads={attention_heads}", "or give head_dim"
         )
     layers = section.integer("layers", at_least=1)
-    experts = _experts(section.get("experts"), layers=layers)
+    experts = read_experts(section.get("experts"), layers=layers)
     if experts is not None and not experts.dense_layers:
         unused = section.get("ffn_size")
         if unused is not None:
@@ -196,17 +196,23 @@ def _element_bytes(section: Section, key: str) -> int | None:
     return size
 
 
-def _experts(field: Field | None, *, layers: int) -> Experts | None:
+def read_experts(field: Field | None, *, layers: int | None = None) -> Experts | None:
+    """Return the experts that a section describes; None without one.
+
+    Args:
+        layers: of the model, of which some may have none; None: the section does not say which.
+    """
     if field is None:
         return None
-    section = field.section().only(("experts", "per_token", "ffn_size", "shared_ffn_size", "dense_layers"))
+    dense = () if layers is None else ("dense_layers",)
+    section = field.section().only(("experts", "per_token", "ffn_size", "shared_ffn_size", *dense))
     experts = section.integer("experts", at_least=1)
     return Experts(
         experts=experts,
         per_token=section.integer("per_token", at_least=1, at_most=experts),
         ffn_size=section.integer("ffn_size", at_least=1),
         shared_ffn_size=section.integer("shared_ffn_size", 0, at_least=0),
-        dense_layers=section.integer("dense_layers", 0, at_least=0, at_most=layers - 1),
+        dense_layers=0 if layers is None else section.integer("dense_layers", 0, at_least=0, at_most=layers - 1),
     )
 
 

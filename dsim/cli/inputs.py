@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import math
+import os
 import textwrap
 from typing import TYPE_CHECKING, Any
 
 from dsim.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Collection, Mapping, Sequence
 
     from dsim.model import Model
-    from dsim.pools import Role
+    from dsim.pools import Placement, Role
     from dsim.profile import Profile
+    from dsim.slo import Slo
 
 
 def whole(option: str, value: int, *, at_least: int, at_most: int = 1_000_000_000) -> int:
@@ -23,6 +25,20 @@ def whole(option: str, value: int, *, at_least: int, at_most: int = 1_000_000_00
     if value > at_most:
         raise InputError(option, f"must be <= {at_most}", value=value)
     return value
+
+
+def seed_of(value: int) -> int:
+    """Return the seed that `--seed` gives."""
+    return whole("--seed", value, at_least=0, at_most=2**32 - 1)
+
+
+def workers_of(jobs: int | None) -> int:
+    """Return the processes that `--jobs` asks for: without it one for each core that this process may use."""
+    if jobs is not None:
+        return whole("--jobs", jobs, at_least=1, at_most=1024)
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def number(option: str, value: float, *, above: float = -math.inf, at_least: float = -math.inf) -> float:
@@ -102,19 +118,50 @@ def introduction(profile: Profile, *, asked: str | None) -> list[str]:
 
 def described_profiles(profiles: Mapping[Role, Profile], roles: Collection[Role]) -> dict[str, Any]:
     """Return the profile of each role and what its step times rest on."""
+    found = {}
+    for role, p in profiles.items():
+        if role in roles:
+            own = described_profile(p)
+            found[role.name.lower()] = {"name": own.pop("name"), "gpu": p.gpu.name, "engine": p.engine, **own}
+    return found
+
+
+def described_profile(profile: Profile) -> dict[str, Any]:
+    """Return the name of a profile and what its step times rest on."""
     return {
-        role.name.lower(): {
-            "name": p.name,
-            "gpu": p.gpu.name,
-            "engine": p.engine,
-            "sha256": p.sha256,
-            "source": p.source,
-            "evidence": p.evidence.value,
-            "expected_error": p.expected_error,
-        }
-        for role, p in profiles.items()
-        if role in roles
+        "name": profile.name,
+        "sha256": profile.sha256,
+        "source": profile.source,
+        "evidence": profile.evidence.value,
+        "expected_error": profile.expected_error,
     }
+
+
+def described_slo(slo: Slo) -> dict[str, float | None]:
+    """Return the limits, seconds."""
+    return {"ttft_s": slo.ttft_s, "tpot_s": slo.tpot_s, "e2e_s": slo.e2e_s}
+
+
+def check_runs(text: str, placement: Placement, profiles: Mapping[Role, Profile]) -> None:
+    """See that a placement can run.
+
+    Args:
+        text: as the option has it.
+
+    Raises:
+        InputError: it cannot, with every reason.
+    """
+    from placement.feasibility import cannot_run
+
+    reasons = cannot_run(placement, profiles)
+    if reasons:
+        raise not_runnable(text, reasons)
+
+
+def not_runnable(text: str, reasons: Sequence[str]) -> InputError:
+    """Return the error that says why a placement cannot run."""
+    hint = "change the parallel degrees, or give a --profile that has them"
+    return InputError("--placement", "cannot run: " + "; ".join(dict.fromkeys(reasons)), value=text, hint=hint)
 
 
 def evidence_lines(profile: Profile) -> list[str]:

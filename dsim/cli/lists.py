@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 from dsim.cli.options import Format, FormatOption, NoColor
-
-if TYPE_CHECKING:
-    from dsim.cli.output import Table
+from dsim.cli.output import Table, print_rows
 
 
 def models(*, output_format: FormatOption = Format.TABLE, no_color: NoColor = False) -> int:
     """List the models that are known by name."""
     from dsim.catalog import models as all_models
-    from dsim.cli.output import Table
 
     known = all_models()
     table = Table(
@@ -59,13 +55,12 @@ def models(*, output_format: FormatOption = Format.TABLE, no_color: NoColor = Fa
         }
         for model in known
     ]
-    return _print(rows, table, output_format=output_format, no_color=no_color)
+    return print_rows(rows, table, output_format=output_format, no_color=no_color)
 
 
 def gpus(*, output_format: FormatOption = Format.TABLE, no_color: NoColor = False) -> int:
     """List the GPUs that are known by name."""
     from dsim.catalog import gpus as all_gpus
-    from dsim.cli.output import Table
 
     known = all_gpus()
     table = Table(
@@ -112,12 +107,11 @@ def gpus(*, output_format: FormatOption = Format.TABLE, no_color: NoColor = Fals
         }
         for gpu in known
     ]
-    return _print(rows, table, output_format=output_format, no_color=no_color)
+    return print_rows(rows, table, output_format=output_format, no_color=no_color)
 
 
 def profiles(*, output_format: FormatOption = Format.TABLE, no_color: NoColor = False) -> int:
     """List the latency profiles that come with dsim."""
-    from dsim.cli.output import Table
     from dsim.profile_file import load_profile
     from profiles.shipped import shipped_profiles
 
@@ -155,20 +149,8 @@ def profiles(*, output_format: FormatOption = Format.TABLE, no_color: NoColor = 
                 "source": profile.source,
             }
         )
-    return _print(rows, table, output_format=output_format, no_color=no_color)
+    return print_rows(rows, table, output_format=output_format, no_color=no_color)
 
 
 def _some(aliases: Sequence[str]) -> str:
     return ", ".join(sorted(aliases, key=len)[:2])
-
-
-def _print(rows: Sequence[Mapping[str, object]], table: Table, *, output_format: Format, no_color: bool) -> int:
-    from dsim.cli.output import emit, show, to_csv, to_json, use_color
-
-    if output_format is Format.JSON:
-        emit(to_json(rows))
-    elif output_format is Format.CSV:
-        emit(to_csv(rows))
-    else:
-        show(table, color=use_color(no_color=no_color))
-    return 0

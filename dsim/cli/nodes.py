@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import enum
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from dsim.cli.inputs import whole
-from dsim.cli.options import whole_number
+from dsim.cli.options import AffinityChoice, GpusPerNode, whole_number
 from dsim.errors import InfeasiblePlacementError, InputError
 
 if TYPE_CHECKING:
@@ -16,22 +16,6 @@ if TYPE_CHECKING:
     from dsim.pools import Placement
     from dsim.profile import Profile
 
-
-class AffinityChoice(enum.Enum):
-    """As `placement.search.Affinity`, which takes long to import."""
-
-    HIGH = "high"
-    LOW = "low"
-
-
-NicText = Annotated[
-    str | None,
-    typer.Option(
-        "--nic",
-        metavar="RATE",
-        help="What one GPU's link to another node reaches, as 20GB/s. [default: 80 % of the GPU's network]",
-    ),
-]
 Nodes = Annotated[
     int | None,
     typer.Option(
@@ -41,11 +25,7 @@ Nodes = Annotated[
         help="Pack the instances onto N nodes: KV crosses them over the NIC. [default: fast links everywhere]",
     ),
 ]
-GpusPerNode = Annotated[
-    int | None,
-    typer.Option("--gpus-per-node", parser=whole_number, metavar="N", help="[default: what the GPU usually has]"),
-]
-Affinity = Annotated[
+PackedAffinity = Annotated[
     AffinityChoice | None,
     typer.Option(
         "--affinity",
@@ -54,14 +34,22 @@ Affinity = Annotated[
 ]
 
 
-def on_nodes(
-    placement: Placement, gpu: Gpu, *, nodes: int | None, gpus_per_node: int | None, affinity: AffinityChoice | None
-) -> Placement:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeOptions:
+    """The nodes that a placement is packed onto."""
+
+    nodes: Nodes = None
+    gpus_per_node: GpusPerNode = None
+    affinity: PackedAffinity = None
+
+
+def on_nodes(placement: Placement, gpu: Gpu, asked: NodeOptions) -> Placement:
     """Return the placement packed onto the nodes that the options name.
 
     Raises:
         InputError: it does not fit, or options that need others.
     """
+    nodes, gpus_per_node, affinity = asked.nodes, asked.gpus_per_node, asked.affinity
     if nodes is None:
         for option, value in (("--gpus-per-node", gpus_per_node), ("--affinity", affinity and affinity.value)):
             if value is not None:

@@ -1,4 +1,4 @@
-"""Options that several commands share."""
+"""Options that several commands share, each with its names, reader and help in one place."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from typing import Annotated
 import typer
 
 from dsim.cli.config import read_assignments, read_config
-from dsim.options import Evidence, ExpertSharing, KvDtype, PrefillBatching
+from dsim.options import Evidence, ExpertSharing, KvDtype, PrefillBatching, Routing
+from dsim.pools import Policy
 
 
 class Format(enum.Enum):
@@ -19,6 +20,29 @@ class Format(enum.Enum):
     TABLE = "table"
     JSON = "json"
     CSV = "csv"
+
+
+class AffinityChoice(enum.Enum):
+    """As `placement.search.Affinity`, which takes long to import."""
+
+    HIGH = "high"
+    LOW = "low"
+
+
+class ModeChoice(enum.Enum):
+    """As `placement.search.Mode`, which takes long to import."""
+
+    DISAGGREGATED = "disaggregated"
+    COLOCATED = "colocated"
+    BOTH = "both"
+
+
+class ObjectiveChoice(enum.Enum):
+    """As `placement.objective.Objective`, which takes long to import."""
+
+    GOODPUT_PER_GPU = "goodput_per_gpu"
+    GOODPUT_PER_DOLLAR = "goodput_per_dollar"
+    MIN_GPUS = "min_gpus"
 
 
 def whole_number(value: str | int) -> int:
@@ -37,6 +61,8 @@ def file_path(value: str | Path) -> Path:
     return Path(value)
 
 
+# How a command runs, and where its result goes
+
 FormatOption = Annotated[Format, typer.Option("--format", help="How to print the result.")]
 NoColor = Annotated[bool, typer.Option("--no-color", help="Print without colours.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress on stderr.")]
@@ -46,7 +72,6 @@ OutputDirectory = Annotated[
     typer.Option("--output-dir", "-o", parser=file_path, metavar="DIR", help="Write the result as files into DIR."),
 ]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace files that are already in the output directory.")]
-Seed = Annotated[int, typer.Option("--seed", parser=whole_number, metavar="N", help="Seed of all random streams.")]
 Jobs = Annotated[
     int | None, typer.Option("--jobs", "-j", parser=whole_number, metavar="N", help="Processes; default: one per core.")
 ]
@@ -72,6 +97,9 @@ Assignments = Annotated[
         help="Set an option as in a config file, such as slo.ttft=0.4; wins over the file.",
     ),
 ]
+
+# Model, GPU and profile
+
 ModelName = Annotated[
     str | None,
     typer.Option(
@@ -105,6 +133,57 @@ ProfileFile = Annotated[
         "--profile", parser=file_path, metavar="FILE", help="A latency profile of your own instead of a shipped one."
     ),
 ]
+PrefillGpu = Annotated[
+    str | None,
+    typer.Option(
+        "--prefill-gpu", metavar="NAMES", help="GPUs of prefill pools: one, or several to choose from, as h100,h20."
+    ),
+]
+DecodeGpu = Annotated[
+    str | None, typer.Option("--decode-gpu", metavar="NAMES", help="GPUs of decode pools. [default: --gpu]")
+]
+ColocatedGpu = Annotated[
+    str | None,
+    typer.Option(
+        "--colocated-gpu", metavar="NAMES", help="GPUs of colocated placements. [default: those of the other pools]"
+    ),
+]
+ColocatedEngine = Annotated[
+    str | None,
+    typer.Option(
+        "--colocated-engine",
+        metavar="NAME",
+        help="The engine of colocated placements. [default: vllm beside distserve, else --engine]",
+    ),
+]
+PrefillProfile = Annotated[
+    Path | None,
+    typer.Option("--prefill-profile", parser=file_path, metavar="FILE", help="A profile of your own for prefill."),
+]
+DecodeProfile = Annotated[
+    Path | None,
+    typer.Option("--decode-profile", parser=file_path, metavar="FILE", help="A profile of your own for decode."),
+]
+ColocatedProfile = Annotated[
+    Path | None,
+    typer.Option(
+        "--colocated-profile",
+        parser=file_path,
+        metavar="FILE",
+        help="A profile of your own for colocated placements.",
+    ),
+]
+
+# KV and what it goes over
+
+KvBlocksText = Annotated[
+    str | None,
+    typer.Option(
+        "--kv-blocks",
+        metavar="N",
+        help="KV blocks of an instance instead of the profile's: 2588, prefill=2588,decode=3400, tp2pp1=6000.",
+    ),
+]
 HandoverText = Annotated[
     str | None,
     typer.Option(
@@ -123,9 +202,47 @@ KvLinkText = Annotated[
         "name NVLink within a node, the NIC across nodes]",
     ),
 ]
-SloOption = typer.Option(
+NicText = Annotated[
+    str | None,
+    typer.Option(
+        "--nic",
+        metavar="RATE",
+        help="What one GPU's link to another node reaches, as 20GB/s. [default: 80 % of the GPU's network]",
+    ),
+]
+
+# GPUs that there are
+
+Gpus = Annotated[
+    str | None,
+    typer.Option(
+        "--gpus",
+        metavar="N|NAME=N,...",
+        help="At most this many GPUs in all, or of each GPU (h100=8,h20=16) or role (prefill=8,decode=16). "
+        "[default: one node, of each GPU]",
+    ),
+]
+WholeNodes = Annotated[
+    int | None, typer.Option("--nodes", parser=whole_number, metavar="N", help="Whole nodes instead of --gpus.")
+]
+GpusPerNode = Annotated[
+    int | None,
+    typer.Option("--gpus-per-node", parser=whole_number, metavar="N", help="[default: what the GPU usually has]"),
+]
+Affinity = Annotated[
+    AffinityChoice,
+    typer.Option(
+        "--affinity", help="high: each instance by itself; low: stages of prefill and decode side by side in a node."
+    ),
+]
+
+# Requests and limits
+
+_SLO = typer.Option(
     "--slo", metavar="LIMITS", help="Latency targets in seconds: ttft=0.4,tpot=0.1 (or 400ms, e2e=...)."
 )
+Slo = Annotated[str, _SLO]
+SloOrNone = Annotated[str | None, _SLO]
 WorkloadText = Annotated[
     str | None,
     typer.Option("--workload", "-w", metavar="LENGTHS", help="Prompt and output lengths. [default: sharegpt]"),
@@ -134,14 +251,79 @@ ArrivalsText = Annotated[
     str | None,
     typer.Option("--arrivals", metavar="PROCESS", help="poisson, gamma:cv=2 or constant. [default: poisson]"),
 ]
-KvBlocksText = Annotated[
-    str | None,
-    typer.Option(
-        "--kv-blocks",
-        metavar="N",
-        help="KV blocks of an instance instead of the profile's: 2588, prefill=2588,decode=3400, tp2pp1=6000.",
-    ),
+Attainment = Annotated[
+    str, typer.Option("--attainment", metavar="SHARE", help="Share of requests within the limits, as 0.9 or 90%.")
 ]
+Seed = Annotated[int, typer.Option("--seed", parser=whole_number, metavar="N", help="Seed of all random streams.")]
+Extrapolate = Annotated[
+    bool, typer.Option("--extrapolate", help="Go beyond the profiles' valid range; the result says so.")
+]
+Check = Annotated[bool, typer.Option("--check", help="Verify the conservation laws on every run.")]
+
+# Placements
+
+PlacementText = Annotated[
+    str,
+    typer.Option("--placement", "-p", metavar="POOLS", help='"1xP:tp2pp1 + 1xD:tp1pp1", or "2xC:tp1pp1" colocated.'),
+]
+Mode = Annotated[ModeChoice, typer.Option("--mode", help="Which kinds of placement compete.")]
+Policies = Annotated[
+    list[Policy] | None,
+    typer.Option("--policy", help="A policy of colocated instances to try; may be repeated. [default: all]"),
+]
+PrefillRouting = Annotated[Routing, typer.Option("--prefill-routing", help="Also of colocated instances.")]
+DecodeRouting = Annotated[Routing, typer.Option("--decode-routing", help="Which decode instance pulls a prompt.")]
 PrefillBatchingOption = Annotated[
     PrefillBatching, typer.Option("--prefill-batching", help="Prefill batches up to the engine's limit, or up to Lm.")
+]
+MaxBatchTokens = Annotated[
+    str | None,
+    typer.Option(
+        "--max-batch-tokens",
+        metavar="[ROLE=]N,...",
+        help="Most tokens of a prefill batch to try (vLLM: max_num_batched_tokens): numbers, engine, lm; by role as "
+        "prefill=2048,8192. [default: engine]",
+    ),
+]
+MaxBatchRequests = Annotated[
+    str | None,
+    typer.Option(
+        "--max-batch-requests",
+        metavar="[ROLE=]N,...",
+        help="Most requests of a batch to try (vLLM: max_num_seqs): numbers, engine; by role as decode=64,128. "
+        "[default: engine]",
+    ),
+]
+TokenBudgets = Annotated[
+    str | None,
+    typer.Option(
+        "--token-budgets", metavar="N,...", help="Tokens per step of policy chunked to try. [default: 512,2048,8192]"
+    ),
+]
+
+# How sure an answer is
+
+Precision = Annotated[
+    str,
+    typer.Option(
+        "--precision",
+        metavar="SHARE",
+        help="Half width aimed for of the best one's interval; a smaller one than the default buys more runs.",
+    ),
+]
+Confidence = Annotated[
+    str, typer.Option("--confidence", metavar="SHARE", help="Level of the intervals, as 0.95 or 95%.")
+]
+
+# Profiles that are written
+
+ShapeName = Annotated[
+    str, typer.Option("--model", "-m", metavar="NAME", help="The model, or a config.json of Hugging Face.")
+]
+NeededGpu = Annotated[str, typer.Option("--gpu", metavar="NAME", help="The GPU.")]
+HostWork = Annotated[
+    bool, typer.Option("--host/--no-host", help="With the host work that is known of the engine, or kernels only.")
+]
+NewProfile = Annotated[
+    Path, typer.Option("--output", "-o", parser=file_path, metavar="FILE", help="The profile to write.")
 ]

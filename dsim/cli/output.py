@@ -15,6 +15,7 @@ from pathlib import Path
 
 import typer
 
+from dsim.cli.options import Format
 from dsim.errors import InputError
 from dsim.plain import finite, flat
 
@@ -60,6 +61,34 @@ def emit(text: str) -> None:
         typer.echo(text, nl=False)
     except BrokenPipeError:
         silence_stdout()
+
+
+def emit_data(
+    output_format: Format,
+    value: Mapping[str, object] | Sequence[Mapping[str, object]],
+    *,
+    rows: Sequence[Mapping[str, object]] | None = None,
+    first: Sequence[str] = (),
+) -> bool:
+    """Print data as JSON or CSV and return True; False where a table is asked for, which is left to the caller.
+
+    Args:
+        rows: of the CSV; None: the value is rows, or one.
+        first: columns that stand first, as of `to_csv`.
+    """
+    if output_format is Format.JSON:
+        emit(to_json(value))
+    elif output_format is Format.CSV:
+        own = [value] if isinstance(value, Mapping) else value
+        emit(to_csv(own if rows is None else rows, first))
+    return output_format is not Format.TABLE
+
+
+def print_rows(rows: Sequence[Mapping[str, object]], table: Table, *, output_format: Format, no_color: bool) -> int:
+    """Print rows as data, or the table that is made of them; return the exit code."""
+    if not emit_data(output_format, rows):
+        show(table, color=use_color(no_color=no_color))
+    return 0
 
 
 def silence_stdout() -> None:

@@ -21,7 +21,6 @@ def plan_parts(plan: Plan, question: Question, prices: Prices) -> list[Table | s
     from placement.cover import gpus_by_type
 
     copies = ", ".join(f"{kind.count} x ({kind.placement.label})" for kind in plan.copies)
-    per_node = question.cluster.gpus_per_node
     capacity, load = plan.capacity_per_s, plan.load
     tokens = ", ".join(f"{name} {usd(amount)}" for name, amount in plan.usd_per_million_tokens.items())
     types: dict[str, int] = {}
@@ -30,9 +29,8 @@ def plan_parts(plan: Plan, question: Question, prices: Prices) -> list[Table | s
             if gpu is not None:
                 types[gpu] = types.get(gpu, 0) + kind.count * number
     of_types = "".join(f"{number} {gpu}, " for gpu, number in types.items())
-    nodes = f"{number_of(plan.num_nodes, 'node')} of {per_node}"
     lines = [
-        f"needs {number_of(plan.num_gpus, 'GPU')} ({of_types}{nodes}): {copies}",
+        f"needs {number_of(plan.num_gpus, 'GPU')} ({of_types}{_nodes(plan, question)}): {copies}",
         f"GPUs if every goodput were its estimate: {plan.gpus_at_estimate}; its upper limit: "
         f"{plan.gpus_at_most_optimistic}",
         f"safe: it serves {capacity.low:.4g} requests/s at the lower limits of the goodputs, {plan.rate_per_s:.4g} are "
@@ -63,16 +61,32 @@ def plan_parts(plan: Plan, question: Question, prices: Prices) -> list[Table | s
     return ["\n".join(lines), table]
 
 
-def not_enough(option: str, sizing: Sizing, question: Question) -> str:
-    """Return why a plan does not fit on the GPUs there are, and what to change."""
+def not_enough(option: str, amount: float, sizing: Sizing, question: Question) -> str:
+    """Return why a plan does not fit on the GPUs there are, and what to change.
+
+    Args:
+        amount: of requests per second, or of users, that the option asks for.
+    """
     plan = sizing.plan
     assert plan is not None
-    most = "" if sizing.most is None else f", of which the GPUs there are serve {sizing.most:.4g} safely"
-    nodes = f"{number_of(plan.num_nodes, 'node')} of {question.cluster.gpus_per_node}"
+    if sizing.most is None:
+        most = ""
+    elif sizing.most < amount:
+        most = f", of which the GPUs there are serve {sizing.most:.4g} safely"
+    else:
+        most = ", and such copies do not pack into the nodes there are"
     return (
-        f"{option}: needs {number_of(plan.num_gpus, 'GPU')} on {nodes}{most}; "
+        f"{option}: needs {number_of(plan.num_gpus, 'GPU')} on {_nodes(plan, question)}{most}; "
         "give more GPUs, ask for less, or relax the limits"
     )
+
+
+def _nodes(plan: Plan, question: Question) -> str:
+    """Return the nodes of a plan, and their GPUs where all have as many."""
+    types = [question.cluster] if question.fleet is None else question.fleet.types.values()
+    sizes = {part.gpus_per_node for part in types}
+    nodes = number_of(plan.num_nodes, "node")
+    return f"{nodes} of {sizes.pop()}" if len(sizes) == 1 else nodes
 
 
 def _interval(interval: Interval) -> str:

@@ -1,90 +1,25 @@
-"""Options about the pools of each role: GPUs, profiles, how many GPUs of which, and limits of their batches."""
+"""What is asked for of the pools of each role: GPUs, profiles, how many GPUs of which, and limits of batches."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING
 
-import typer
-
-from dsim.cli.inputs import described_profiles, display_name, evidence_lines, number_of, source_line, whole
-from dsim.cli.options import file_path
+from dsim.cli.handover import HandoverOptions, fills_a_node
+from dsim.cli.inputs import whole
+from dsim.cli.mixes import mixed_ends, named_on, role_lines
+from dsim.cli.options import DecodeGpu, DecodeProfile, PrefillGpu, PrefillProfile
 from dsim.errors import InputError
 from dsim.options import PrefillBatching
 from dsim.pools import Placement, Role
 
 if TYPE_CHECKING:
-    from dsim.model import Model
     from dsim.profile import Profile
     from placement.mixes import BatchChoices, Fleet, Mix
-    from placement.result import SearchResult, Trial
     from placement.search import Question
     from profiles.mixed import Wanted
-
-PrefillGpu = Annotated[
-    str | None,
-    typer.Option(
-        "--prefill-gpu", metavar="NAMES", help="GPUs of prefill pools: one, or several to choose from, as h100,h20."
-    ),
-]
-DecodeGpu = Annotated[
-    str | None, typer.Option("--decode-gpu", metavar="NAMES", help="GPUs of decode pools. [default: --gpu]")
-]
-ColocatedGpu = Annotated[
-    str | None,
-    typer.Option(
-        "--colocated-gpu", metavar="NAMES", help="GPUs of colocated placements. [default: those of the other pools]"
-    ),
-]
-PrefillProfile = Annotated[
-    Path | None,
-    typer.Option("--prefill-profile", parser=file_path, metavar="FILE", help="A profile of your own for prefill."),
-]
-DecodeProfile = Annotated[
-    Path | None,
-    typer.Option("--decode-profile", parser=file_path, metavar="FILE", help="A profile of your own for decode."),
-]
-Gpus = Annotated[
-    str | None,
-    typer.Option(
-        "--gpus",
-        metavar="N|NAME=N,...",
-        help="At most this many GPUs in all, or of each GPU (h100=8,h20=16) or role (prefill=8,decode=16). "
-        "[default: one node, of each GPU]",
-    ),
-]
-MaxBatchTokens = Annotated[
-    str | None,
-    typer.Option(
-        "--max-batch-tokens",
-        metavar="[ROLE=]N,...",
-        help="Most tokens of a prefill batch to try (vLLM: max_num_batched_tokens): numbers, engine, lm; by role as "
-        "prefill=2048,8192. [default: engine]",
-    ),
-]
-MaxBatchRequests = Annotated[
-    str | None,
-    typer.Option(
-        "--max-batch-requests",
-        metavar="[ROLE=]N,...",
-        help="Most requests of a batch to try (vLLM: max_num_seqs): numbers, engine; by role as decode=64,128. "
-        "[default: engine]",
-    ),
-]
-TokenBudgets = Annotated[
-    str | None,
-    typer.Option(
-        "--token-budgets", metavar="N,...", help="Tokens per step of policy chunked to try. [default: 512,2048,8192]"
-    ),
-]
-
-Limit = TypeVar("Limit")
-
-_ROLES = {role.name.lower(): role for role in Role}
-#: Choices of one limit at most: each multiplies the placements.
-_MOST_CHOICES = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +37,23 @@ class Chosen:
     def first(self, role: Role) -> Profile:
         """Return the profile of a role's first GPU, or of any role where this one is not searched."""
         return self.profiles.get(role) or next(iter(self.profiles.values()))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PairOptions:
+    """GPUs and profiles of prefill and decode pools."""
+
+    prefill_gpu: PrefillGpu = None
+    decode_gpu: DecodeGpu = None
+    prefill_profile: PrefillProfile = None
+    decode_profile: DecodeProfile = None
+
+    def beside(self, colocated_gpu: str | None = None, colocated_profile: Path | None = None) -> RoleOptions:
+        """Return the options of all roles."""
+        return RoleOptions(
+            gpus=(self.prefill_gpu, self.decode_gpu, colocated_gpu),
+            files=(self.prefill_profile, self.decode_profile, colocated_profile),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,9 +91,7 @@ class RoleOptions:
         nodes: int | None,
         gpus_per_node: int | None,
         side_by_side: bool,
-        handover: str | None,
-        kv_link: str | None,
-        nic: str | None = None,
+        handover: HandoverOptions,
     ) -> Chosen:
         """Return the profiles of every mix, and the GPUs there are.
 
@@ -165,7 +115,7 @@ class RoleOptions:
         )
 
         def change(profile: Profile, link: str | None) -> Profile:
-            return _asked(profile, handover, kv_link, link, nic=nic, crosses=False)
+            return _handing(profile, handover, link)
 
         mixes = mixes_of(found, roles, change)
         check_handed_over(mixes)
@@ -213,9 +163,7 @@ def placed(
     names: Wanted,
     options: RoleOptions,
     *,
-    handover: str | None,
-    kv_link: str | None,
-    nic: str | None = None,
+    handover: HandoverOptions,
     nodes: int | None = None,
 ) -> Placed | None:
     """Return what a placement runs with whose pools name GPUs, or whose roles have options; None for others.
@@ -250,18 +198,14 @@ def placed(
         wanted = replace(wanted, gpu=pools[0].gpu or wanted.gpu)
     found = profiles_of_roles(replace(wanted, gpus={**wanted.gpus, **own}))
     profiles = {role: each[0] for role, each in found.items()}
-    for option, value in (("--handover", handover), ("--kv-link", kv_link), ("--nic", nic if nodes is None else None)):
-        if value is not None and placement.is_colocated:
-            hint = "leave it out, or give prefill and decode instances"
-            raise InputError(option, "is for disaggregated placements", value=value, hint=hint)
+    handover.check_moves(placement, nic=nodes is None)
     if not placement.is_colocated:
         prefill, decode = profiles[Role.PREFILL], profiles[Role.DECODE]
         if prefill.gpu.name == decode.gpu.name:
-            domain_gpus = max(decode.gpu.gpus_per_node, decode.gpu.scale_up_domain_gpus)
-            crosses = nodes is None and placement.num_gpus > domain_gpus
-            prefill, decode = (_asked(p, handover, kv_link, None, nic=nic, crosses=crosses) for p in (prefill, decode))
+            crosses = fills_a_node(placement, decode, nodes)
+            prefill, decode = (_handing(profile, handover, None, crosses=crosses) for profile in (prefill, decode))
         else:
-            prefill, decode = handed_over(prefill, decode, lambda p, link: _asked(p, handover, kv_link, link, nic=nic))
+            prefill, decode = handed_over(prefill, decode, lambda profile, link: _handing(profile, handover, link))
             pools = [replace(pool, gpu=profiles[pool.role].gpu.name) for pool in pools]
         profiles |= {Role.PREFILL: prefill, Role.DECODE: decode}
         check_handed_over([profiles])
@@ -339,29 +283,21 @@ def available_by_type(question: Question, text: str | None) -> tuple[dict[str, i
     return there, replace(question, fleet=replace(fleet, types=types))
 
 
-def _asked(
-    profile: Profile,
-    handover: str | None,
-    kv_link: str | None,
-    link: str | None,
-    *,
-    nic: str | None = None,
-    crosses: bool = True,
-) -> Profile:
+def _handing(profile: Profile, options: HandoverOptions, link: str | None, *, crosses: bool = False) -> Profile:
     """Return a profile with the handover asked for.
 
     Args:
         link: that KV between GPUs of two types goes over, where the user names none; None: they are of one type.
+        crosses: all KV of GPUs of one type goes from node to node.
     """
-    from profiles.handover import asked_handover
-
-    if link is not None and kv_link is not None and kv_link.strip().lower() in ("nvlink", "pcie"):
+    kv_link = options.kv_link
+    if link is None:
+        return options.of(profile, crosses_nodes=crosses)
+    if kv_link is not None and kv_link.strip().lower() in ("nvlink", "pcie"):
         rule = "is within a node, and nodes have GPUs of one type"
         raise InputError("--kv-link", rule, value=kv_link, hint="leave it out, or give nic or a rate")
-    if link is not None:
-        # All KV goes from node to node.
-        return asked_handover(profile, handover, kv_link or nic or link, crosses_nodes=True)
-    return asked_handover(profile, handover, kv_link, nic=nic, crosses_nodes=crosses)
+    # All KV goes from node to node.
+    return replace(options, kv_link=kv_link or options.nic or link, nic=None).of(profile, crosses_nodes=True)
 
 
 # Limits of batches
@@ -392,98 +328,6 @@ def asked_budgets(text: str | None) -> tuple[int, ...]:
         return TOKEN_BUDGETS
     numbers = [parse_number("--token-budgets", part.strip(), "as in 512,2048,8192") for part in text.split(",")]
     return tuple(dict.fromkeys(numbers))
-
-
-# What an answer says of mixes
-
-
-def mixed_gpus(question: Question) -> str:
-    """Return the GPUs of a search by name."""
-    return ", ".join(dict.fromkeys(p.gpu.name for mix in question.mixes for p in mix.values())) or question.gpu.name
-
-
-def described_mixes(question: Question) -> list[dict[str, Any]]:
-    """Return the profiles of every mix by role, as in docs/output.md; none where no pool names its GPU."""
-    return [described_profiles(mix, list(mix)) for mix in question.mixes]
-
-
-def mixed_introduction(question: Question, *, model: str | None) -> list[str]:
-    """Return the lines that say which profiles a search over mixes has, and what KV goes over."""
-    from profiles.handover import handover_line
-
-    mixes = question.mixes
-    lines = [
-        named_on(question.model, mixed_gpus(question), asked=model),
-        *role_lines([(role, profile) for mix in mixes for role, profile in mix.items()]),
-    ]
-    for mix in mixes:
-        if Role.PREFILL in mix and mix[Role.PREFILL].gpu.name != mix[Role.DECODE].gpu.name:
-            lines.append(f"KV {mixed_ends(mix)}: {handover_line(mix[Role.DECODE])}")
-    return lines
-
-
-def named_on(model: Model, gpus: str, *, asked: str | None) -> str:
-    """Return the line that says what a name was taken for, and on which GPUs."""
-    name = f"{display_name(model)} ({model.hugging_face}) on {gpus}"
-    return f"{asked} = {name}" if asked else name
-
-
-def role_lines(profiles: Sequence[tuple[Role, Profile]]) -> list[str]:
-    """Return the lines that say which profile the roles have on each GPU, and how good it is."""
-    roles: dict[tuple[str, str], list[str]] = {}
-    first: dict[tuple[str, str], Profile] = {}
-    for role, profile in profiles:
-        key = (profile.gpu.name, profile.name)
-        first.setdefault(key, profile)
-        if role.name.lower() not in roles.setdefault(key, []):
-            roles[key].append(role.name.lower())
-    lines = [f"{gpu} ({', '.join(roles[gpu, name])}): {source_line(first[gpu, name])}" for gpu, name in roles]
-    return lines + [f"{gpu}: {line}" for gpu, name in roles for line in evidence_lines(first[gpu, name])]
-
-
-def mixed_ends(mix: Mix) -> str:
-    """Return from where to where KV goes, in words."""
-    ends = f"{mix[Role.PREFILL].gpu.name} to {mix[Role.DECODE].gpu.name}"
-    return f"from {ends} crosses nodes, at the rate of the slower end"
-
-
-def fleet_line(question: Question) -> str:
-    """Return how many GPUs there are, in words."""
-    fleet = question.fleet
-    assert fleet is not None
-    types = [
-        f"{part.num_gpus} {name} ({number_of(part.num_nodes, 'node')} of {part.gpus_per_node})"
-        for name, part in fleet.types.items()
-    ]
-    roles = [f"{number} for {role.name.lower()}" for role, number in fleet.by_role.items()]
-    text = f"at most {number_of(question.cluster.num_gpus, 'GPU')}, of which at most {', '.join(types)}"
-    return text + (f", and {', '.join(roles)}" if roles else "")
-
-
-def by_mix_lines(question: Question, result: SearchResult) -> list[str]:
-    """Return the best that is known of every mix of GPUs, best first; nothing where there is one type."""
-    if question.fleet is None or len(question.fleet.types) < 2:
-        return []
-    seen: dict[tuple[str, ...], Trial] = {}
-    for trial in result.trials:
-        if trial.state.value in ("COMPLETE", "PRUNED"):
-            seen.setdefault(_kind(trial.placement), trial)
-    if len(seen) < 2:
-        return []
-    lines = ["the best known of each kind, per GPU of whatever type:" if question.prices is None else
-             "the best known of each kind, in the order of goodput per dollar:"]  # fmt: skip
-    for kind, trial in seen.items():
-        goodput = trial.goodput_per_gpu_per_s
-        if goodput is not None:
-            known = f"{goodput.best:.3g} ({goodput.low:.3g} - {goodput.high:.3g}) requests/s per GPU"
-        else:
-            known = "; ".join(trial.reasons)
-        lines.append(f"  {' '.join(kind)}: {trial.placement.label}: {known}")
-    return lines
-
-
-def _kind(placement: Placement) -> tuple[str, ...]:
-    return tuple(f"{pool.role.value} {pool.gpu}" for pool in placement.pools)
 
 
 def check_lm(question: Question) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dsim.cli.inputs import seconds
-from dsim.cli.options import DryRun, NoColor, Overwrite, Quiet, file_path
+from dsim.cli.options import DryRun, NewProfile, NoColor, Overwrite, Quiet, file_path
 from dsim.cli.output import note
 from dsim.errors import InputError
 
@@ -27,9 +27,7 @@ def fit(
     rows: Annotated[
         Path, typer.Argument(parser=file_path, metavar="ROWS", help="The CSV file (docs/profile_rows.md).")
     ],
-    output: Annotated[
-        Path, typer.Option("--output", "-o", parser=file_path, metavar="FILE", help="The profile to write.")
-    ] = Path("profile.yaml"),
+    output: NewProfile = Path("profile.yaml"),
     model: Annotated[
         str | None, typer.Option("--model", "-m", metavar="NAME", help="The model. [default: as the rows say]")
     ] = None,

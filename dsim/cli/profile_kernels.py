@@ -2,32 +2,25 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from dsim.cli.options import DryRun, NoColor, Overwrite, Quiet, file_path
+from dsim.cli.options import DryRun, HostWork, NeededGpu, NewProfile, NoColor, Overwrite, Quiet, ShapeName, file_path
 from dsim.errors import InputError
 
 
 def from_kernels(
     *,
-    model: Annotated[
-        str, typer.Option("--model", "-m", metavar="NAME", help="The model, or a config.json of Hugging Face.")
-    ],
-    gpu: Annotated[str, typer.Option("--gpu", metavar="NAME", help="The GPU.")],
+    model: ShapeName,
+    gpu: NeededGpu,
     engine: Annotated[str, typer.Option("--engine", metavar="NAME", help="vllm, sglang or trtllm.")] = "vllm",
     tp: Annotated[
         str, typer.Option("--tp", metavar="N,...", help="Tensor parallel degrees; those that do not fit are left out.")
     ] = "1,2,4,8",
-    host: Annotated[
-        bool, typer.Option("--host/--no-host", help="With the host work that is known of the engine, or kernels only.")
-    ] = True,
-    output: Annotated[
-        Path, typer.Option("--output", "-o", parser=file_path, metavar="FILE", help="The profile to write.")
-    ] = Path("profile.yaml"),
+    host: HostWork = True,
+    output: NewProfile = Path("profile.yaml"),
     rows: Annotated[
         Path | None,
         typer.Option("--rows", parser=file_path, metavar="FILE", help="Write the composed rows too, as CSV."),
@@ -45,6 +38,7 @@ def from_kernels(
     from dsim.catalog import find_gpu
     from dsim.cli.output import note, show, use_color
     from dsim.cli.profile_show import profile_parts
+    from dsim.files import write_whole
     from profiles.export import checked_profile
     from profiles.kernels.build import Question, build
     from profiles.kernels.hosts import NOTHING
@@ -72,8 +66,8 @@ def from_kernels(
     if dry_run:
         return 0
     if rows is not None:
-        _write(rows, built.rows)
-    _write(output, built.profile)
+        write_whole(rows, built.rows)
+    write_whole(output, built.profile)
     note(f"wrote {output}; try: dsim search --profile {output} --slo ttft=1,tpot=0.1", quiet=quiet)
     return 0
 
@@ -84,13 +78,3 @@ def _degrees(text: str) -> tuple[int, ...]:
     if not degrees or any(not (part.isascii() and part.isdigit()) for part in parts):
         raise InputError("--tp", "must be whole numbers >= 1", value=text, hint="as in 1,2,4,8")
     return tuple(degrees)
-
-
-def _write(path: Path, text: str) -> None:
-    """Write the file whole or not at all."""
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        part.write_text(text, encoding="utf-8")
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from dsim.cli.options import DryRun, NoColor, Overwrite, Quiet, file_path
+from dsim.cli.options import DryRun, HostWork, NeededGpu, NewProfile, NoColor, Overwrite, Quiet, ShapeName
 from dsim.errors import InputError
 
 
@@ -20,21 +20,15 @@ def from_layers(
             metavar="[TP=]DIR...", help="Directories with dense.csv, per_sequence.csv and attention.csv, one a degree."
         ),
     ],
-    model: Annotated[
-        str, typer.Option("--model", "-m", metavar="NAME", help="The model, or a config.json of Hugging Face.")
-    ],
-    gpu: Annotated[str, typer.Option("--gpu", metavar="NAME", help="The GPU.")],
+    model: ShapeName,
+    gpu: NeededGpu,
     engine: Annotated[
         str, typer.Option("--engine", metavar="NAME", help="Whose kernels they are; its defaults and host work.")
     ] = "vllm",
     engine_version: Annotated[str, typer.Option("--engine-version", metavar="TEXT", help="Its version.")] = "unknown",
     source: Annotated[str, typer.Option("--source", metavar="TEXT", help="Whose tables they are.")] = "",
-    host: Annotated[
-        bool, typer.Option("--host/--no-host", help="With the host work that is known of the engine, or kernels only.")
-    ] = True,
-    output: Annotated[
-        Path, typer.Option("--output", "-o", parser=file_path, metavar="FILE", help="The profile to write.")
-    ] = Path("profile.yaml"),
+    host: HostWork = True,
+    output: NewProfile = Path("profile.yaml"),
     overwrite: Overwrite = False,
     dry_run: DryRun = False,
     no_color: NoColor = False,

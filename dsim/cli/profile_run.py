@@ -225,16 +225,12 @@ def _all_reduce(text: str) -> AllReduceModel:
 
 
 def _list(question: Question, *, output_format: Format, no_color: bool) -> int:
-    from dsim.cli.output import Table, emit, show, to_csv, to_json, use_color
+    from dsim.cli.output import Table, emit_data, show, use_color
     from profiles.grid import listed
 
     points = [point for level in question.levels() for point in level]
     rows = list(listed(points))
-    if output_format is Format.JSON:
-        emit(to_json(rows))
-    elif output_format is Format.CSV:
-        emit(to_csv(rows))
-    else:
+    if not emit_data(output_format, rows):
         table = Table(["<phase", "TP", "requests", "prompt", "cached", "context", "decoding"])
         table.rows.extend([[str(value) for value in row.values()] for row in rows])
         what = f"{question.shape.model.name} on {question.device} ({question.gpu.name})"

@@ -69,7 +69,7 @@ def compare(
     no_color: NoColor = False,
 ) -> int:
     """Compare the step times of two profiles at the points that both know."""
-    from dsim.cli.output import Table, emit, to_csv, to_json, use_color
+    from dsim.cli.output import Table, emit_data, use_color
     from dsim.cli.output import show as print_parts
 
     a, b = _load(first)[0], _load(second)[0]
@@ -77,11 +77,7 @@ def compare(
     if not shared:
         raise InputError("B", f"has no tensor parallel degree that {a.name} has", value=b.name)
     rows = compared(a, b)
-    if output_format is Format.JSON:
-        emit(to_json({"a": a.name, "b": b.name, "steps": rows}))
-    elif output_format is Format.CSV:
-        emit(to_csv(rows))
-    else:
+    if not emit_data(output_format, {"a": a.name, "b": b.name, "steps": rows}, rows=rows):
         table = Table(["TP", "<phase", "tokens / batch", "A ms", "B ms", "B / A"])
         for row in rows:
             table.rows.append(

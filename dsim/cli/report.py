@@ -10,25 +10,20 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dsim.cli.config import Origins
-from dsim.cli.inputs import display_name, whole
+from dsim.cli.groups import taken
+from dsim.cli.inputs import display_name, seed_of, workers_of
 from dsim.cli.options import Jobs, NoColor, Quiet, file_path, whole_number
-from dsim.cli.search import cores, progress_bar, resolved
+from dsim.cli.progress import progress_bar
+from dsim.cli.question import QuestionOptions, resolved
 from dsim.errors import InputError
 
 if TYPE_CHECKING:
-    from dsim.cli.search import Asked
+    from dsim.cli.question import Asked
     from dsim.profile import Profile
     from experiments.report.answer import Answer
     from experiments.report.sensitivity import Sensitivity
     from placement.runner import Progress
     from placement.search import Question
-
-#: Options of `dsim search` that do not say what is asked.
-_NOT_THE_QUESTION = frozenset(
-    {"jobs", "output_format", "output_dir", "overwrite", "config", "assignments", "dry_run", "quiet", "no_color"}
-    | {"objective", "rate", "price", "pareto"}
-    | {"dask", "time_limit", "resume", "retry_failed", "cache", "shard", "merge"}
-)
 
 
 def report(
@@ -60,9 +55,9 @@ def report(
     no_color: NoColor = False,
 ) -> int:
     """Write a result as one HTML page that needs no network: recommendation, figures, sensitivity, evidence."""
-    workers = cores() if jobs is None else whole("--jobs", jobs, at_least=1, at_most=1024)
+    workers = workers_of(jobs)
     if seed is not None:
-        whole("--seed", seed, at_least=0, at_most=2**32 - 1)
+        seed_of(seed)
     kind = _kind(result)
     target = _Target(result / "report.html" if output is None else output, overwrite=overwrite)
     target.check()
@@ -176,7 +171,8 @@ def _asked_again(context: typer.Context, config: Path) -> tuple[Asked, Question]
     """Return the question that the options in a search's config.yaml ask."""
     command = context.find_root().command.commands["search"]  # type: ignore[attr-defined]
     again = command.make_context("search", ["--config", str(config)], obj=context.find_object(Origins))
-    return resolved(**{name: value for name, value in again.params.items() if name not in _NOT_THE_QUESTION})
+    given = again.params
+    return resolved(taken(QuestionOptions, given), requests=given["requests"], top=given["top"])
 
 
 def _check_same(folder: Path, asked: Asked, question: Question, answer: Answer) -> None:

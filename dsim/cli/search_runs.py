@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dsim.cli.inputs import seconds
-from dsim.cli.options import file_path
+from dsim.cli.options import Jobs, OutputDirectory, Overwrite, file_path
 from dsim.errors import InputError
 
 if TYPE_CHECKING:
@@ -261,34 +261,43 @@ class Runs:
         OutputFolder(self.folder, overwrite=self.overwrite).write(fresh)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunOptions:
+    """Where the runs of a search are done, and what becomes of them."""
+
+    jobs: Jobs = None
+    dask: DaskAddress = None
+    time_limit: TimeLimit = None
+    output_dir: OutputDirectory = None
+    resume: Resume = False
+    retry_failed: RetryFailed = False
+    overwrite: Overwrite = False
+    cache: CacheFile = None
+
+
 def asked_runs(
+    options: RunOptions,
     *,
-    jobs: int | None,
     workers: int,
-    dask: str | None,
-    output_dir: Path | None,
-    cache: Path | None,
-    time_limit: str | None,
-    resume: bool,
-    retry_failed: bool,
-    overwrite: bool,
     shard: str | None = None,
     merge: list[Path] | None = None,
-    options: str,
+    rerun: str,
 ) -> Runs:
     """Return how the options say that runs are done.
 
     Args:
-        jobs: as given; `workers` as it is then taken.
+        workers: as `options.jobs` is taken.
+        rerun: the options of the command, as of `Runs.options`.
 
     Raises:
         InputError: options that do not go together.
     """
     from placement.shards import Shard
 
-    if resume and overwrite:
+    resume, dask, output_dir, cache = options.resume, options.dask, options.output_dir, options.cache
+    if resume and options.overwrite:
         raise InputError("--resume", "contradicts --overwrite", hint="leave one out")
-    if retry_failed and not resume:
+    if options.retry_failed and not resume:
         raise InputError("--retry-failed", "needs --resume", hint="add --resume")
     if resume and output_dir is None:
         raise InputError("--resume", "needs the directory that the search wrote to", hint="add --output-dir")
@@ -296,7 +305,7 @@ def asked_runs(
         raise InputError(
             "--resume", "is not needed with --cache: the same command goes on by itself", hint="leave it out"
         )
-    if dask is not None and jobs is not None:
+    if dask is not None and options.jobs is not None:
         raise InputError("--jobs", "does not go with --dask: the cluster has its own workers", hint="leave one out")
     if dask is not None and not dask.strip():
         hint = "give the scheduler's address, as tcp://host:8786"
@@ -307,9 +316,9 @@ def asked_runs(
     if part is not None and (output_dir is None or cache is not None):
         hint = "give --output-dir, without --cache"
         raise InputError("--shard", "needs a directory for what it finds", value=shard, hint=hint)
-    limit_s = None if time_limit is None else seconds("--time-limit", time_limit)
+    limit_s = None if options.time_limit is None else seconds("--time-limit", options.time_limit)
     if limit_s == 0:
-        raise InputError("--time-limit", "must be > 0", value=time_limit, hint="as in 60s")
+        raise InputError("--time-limit", "must be > 0", value=options.time_limit, hint="as in 60s")
     return Runs(
         jobs=workers,
         dask=dask,
@@ -317,11 +326,11 @@ def asked_runs(
         cache=cache,
         time_limit_s=limit_s,
         resume=resume,
-        retry_failed=retry_failed,
-        overwrite=overwrite,
+        retry_failed=options.retry_failed,
+        overwrite=options.overwrite,
         shard=part,
         merge=tuple(merge or ()),
-        options=options,
+        options=rerun,
     )
 
 

@@ -2,81 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from pathlib import Path
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from dsim.cli.config import rerun_text
-from dsim.cli.inputs import rate_per_s, seconds, whole
-from dsim.cli.nodes import AffinityChoice, NicText
-from dsim.cli.options import (
-    ArrivalsText,
-    Assignments,
-    Config,
-    DryRun,
-    EngineName,
-    EvidenceOption,
-    ExpertsOption,
-    Format,
-    FormatOption,
-    GpuName,
-    HandoverText,
-    Jobs,
-    KvBlocksText,
-    KvDtypeOption,
-    KvLinkText,
-    ModelName,
-    NoColor,
-    OutputDirectory,
-    Overwrite,
-    PrefillBatchingOption,
-    ProfileFile,
-    Quiet,
-    Seed,
-    SloOption,
-    WorkloadText,
-    file_path,
-    whole_number,
-)
+from dsim.cli.groups import CommonOptions, grouped
+from dsim.cli.inputs import rate_per_s, seconds, whole, workers_of
+from dsim.cli.options import Format, ObjectiveChoice, whole_number
+from dsim.cli.output import emit, emit_data, note, show, to_csv, to_json, use_color
 from dsim.cli.plans import not_enough, plan_parts
-from dsim.cli.pools import (
-    ColocatedGpu,
-    DecodeGpu,
-    DecodeProfile,
-    MaxBatchRequests,
-    MaxBatchTokens,
-    PrefillGpu,
-    PrefillProfile,
-    TokenBudgets,
-    available_by_type,
-    whole_number_of_gpus,
-)
+from dsim.cli.pools import available_by_type, whole_number_of_gpus
 from dsim.cli.prices import PriceOption, asked_prices, price_list, with_costs
-from dsim.cli.search import (
-    Asked,
-    ModeChoice,
-    ObjectiveChoice,
-    cores,
-    described,
-    introduction,
-    nothing_found,
-    progress_bar,
-    resolved,
-)
-from dsim.cli.search_runs import (
-    CacheFile,
-    DaskAddress,
-    Resume,
-    RetryFailed,
-    TimeLimit,
-    asked_runs,
-    told_where_to_go_on,
-)
+from dsim.cli.progress import progress_bar
+from dsim.cli.question import Asked, QuestionOptions, described, introduction, resolved
+from dsim.cli.search_answer import nothing_found
+from dsim.cli.search_runs import RunOptions, asked_runs, told_where_to_go_on
 from dsim.errors import InputError
-from dsim.options import ExpertSharing, KvDtype, PrefillBatching
-from dsim.pools import Policy
 
 if TYPE_CHECKING:
     from placement.objective import Prices
@@ -86,42 +29,28 @@ if TYPE_CHECKING:
 _FILES = ("result.json", "trials.csv", "config.yaml")
 
 
-def size(
-    context: typer.Context,
-    *,
-    slo: Annotated[str, SloOption],
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DemandOptions:
+    """What is to be served."""
+
     rate: Annotated[
         str | None, typer.Option("--rate", metavar="RATE", help="Arrivals to serve: 40 (per second) or 90/min.")
-    ] = None,
+    ] = None
     users: Annotated[
         int | None, typer.Option("--users", parser=whole_number, metavar="N", help="Users to serve, instead of --rate.")
-    ] = None,
+    ] = None
     think_time: Annotated[
         str | None,
         typer.Option(
             "--think-time", metavar="TIME", help="With --users: mean pause after an answer, as 30s. [default: 0]"
         ),
-    ] = None,
-    model: ModelName = None,
-    gpu: GpuName = None,
-    engine: EngineName = None,
-    profile: ProfileFile = None,
-    evidence: EvidenceOption = None,
-    experts: ExpertsOption = ExpertSharing.TP,
-    kv_dtype: KvDtypeOption = KvDtype.AUTO,
-    colocated_engine: Annotated[
-        str | None,
-        typer.Option("--colocated-engine", metavar="NAME", help="The engine of colocated placements; see dsim search."),
-    ] = None,
-    colocated_profile: Annotated[
-        Path | None,
-        typer.Option("--colocated-profile", parser=file_path, metavar="FILE", help="A profile of your own for them."),
-    ] = None,
-    prefill_gpu: PrefillGpu = None,
-    decode_gpu: DecodeGpu = None,
-    colocated_gpu: ColocatedGpu = None,
-    prefill_profile: PrefillProfile = None,
-    decode_profile: DecodeProfile = None,
+    ] = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CopyOptions(QuestionOptions):
+    """What is compared, and the GPUs there are for all copies of it."""
+
     gpus: Annotated[
         str | None,
         typer.Option(
@@ -129,14 +58,15 @@ def size(
             metavar="N|GPU=N,...",
             help="GPUs there are, in all or of each type, as h100=8,h20=16. [default: as many as it takes]",
         ),
-    ] = None,
-    nodes: Annotated[
-        int | None, typer.Option("--nodes", parser=whole_number, metavar="N", help="Whole nodes instead of --gpus.")
-    ] = None,
-    gpus_per_node: Annotated[
-        int | None,
-        typer.Option("--gpus-per-node", parser=whole_number, metavar="N", help="[default: what the GPU usually has]"),
-    ] = None,
+    ] = None
+
+
+@grouped
+def size(
+    context: typer.Context,
+    *,
+    demanded: DemandOptions,
+    options: CopyOptions,
     copy_gpus: Annotated[
         int | None,
         typer.Option(
@@ -151,123 +81,29 @@ def size(
         typer.Option("--objective", help="min_gpus: the fewest; goodput_per_dollar: the cheapest."),
     ] = ObjectiveChoice.MIN_GPUS,
     price: PriceOption = None,
-    workload: WorkloadText = None,
-    arrivals: ArrivalsText = None,
-    attainment: Annotated[
-        str, typer.Option("--attainment", metavar="SHARE", help="Share of requests within the limits, as 0.9 or 90%.")
-    ] = "0.9",
-    affinity: Annotated[
-        AffinityChoice,
-        typer.Option("--affinity", help="high: each instance by itself; low: prefill and decode side by side."),
-    ] = AffinityChoice.HIGH,
-    mode: Annotated[ModeChoice, typer.Option("--mode", help="Which kinds of placement compete.")] = ModeChoice.BOTH,
-    policy: Annotated[
-        list[Policy] | None,
-        typer.Option("--policy", help="A policy of colocated instances to try; may be repeated. [default: all]"),
-    ] = None,
-    prefill_batching: PrefillBatchingOption = PrefillBatching.ENGINE,
-    max_batch_tokens: MaxBatchTokens = None,
-    max_batch_requests: MaxBatchRequests = None,
-    token_budgets: TokenBudgets = None,
-    kv_blocks: KvBlocksText = None,
-    handover: HandoverText = None,
-    kv_link: KvLinkText = None,
-    nic: NicText = None,
-    precision: Annotated[
-        str, typer.Option("--precision", metavar="SHARE", help="Half width aimed for of the best one's interval.")
-    ] = "0.03",
-    confidence: Annotated[
-        str, typer.Option("--confidence", metavar="SHARE", help="Level of the intervals, as 0.95 or 95%.")
-    ] = "0.95",
-    extrapolate: Annotated[
-        bool, typer.Option("--extrapolate", help="Go beyond the profiles' valid range; the result says so.")
-    ] = False,
-    seed: Seed = 0,
-    jobs: Jobs = None,
-    dask: DaskAddress = None,
-    time_limit: TimeLimit = None,
-    output_format: FormatOption = Format.TABLE,
-    output_dir: OutputDirectory = None,
-    resume: Resume = False,
-    retry_failed: RetryFailed = False,
-    overwrite: Overwrite = False,
-    cache: CacheFile = None,
-    config: Config = None,
-    assignments: Assignments = None,
-    dry_run: DryRun = False,
-    quiet: Quiet = False,
-    no_color: NoColor = False,
+    run_options: RunOptions,
+    common: CommonOptions,
 ) -> int:
     """Say how many GPUs a rate or a number of users needs, as copies of which placements, at what cost."""
-    del config, assignments
-    workers = cores() if jobs is None else whole("--jobs", jobs, at_least=1, at_most=1024)
-    demand = _demand(rate, users, think_time)
-    asked, question = resolved(
-        slo=slo,
-        model=model,
-        gpu=gpu,
-        engine=engine,
-        profile=profile,
-        evidence=evidence,
-        experts=experts,
-        kv_dtype=kv_dtype,
-        colocated_engine=colocated_engine,
-        colocated_profile=colocated_profile,
-        prefill_gpu=prefill_gpu,
-        decode_gpu=decode_gpu,
-        colocated_gpu=colocated_gpu,
-        prefill_profile=prefill_profile,
-        decode_profile=decode_profile,
-        max_batch_tokens=max_batch_tokens,
-        max_batch_requests=max_batch_requests,
-        token_budgets=token_budgets,
-        gpus=None if copy_gpus is None else str(whole("--copy-gpus", copy_gpus, at_least=1, at_most=64)),
-        nodes=None,
-        gpus_per_node=gpus_per_node,
-        workload=workload,
-        arrivals=arrivals,
-        attainment=attainment,
-        affinity=affinity,
-        mode=mode,
-        policy=policy,
-        prefill_batching=prefill_batching,
-        kv_blocks=kv_blocks,
-        handover=handover,
-        kv_link=kv_link,
-        nic=nic,
-        requests=None,
-        top=3,
-        precision=precision,
-        confidence=confidence,
-        extrapolate=extrapolate,
-        seed=seed,
-    )
-    by_type, question = available_by_type(question, gpus)
-    available = sum(by_type.values()) if by_type else _available(question, gpus=gpus, nodes=nodes)
+    workers = workers_of(run_options.jobs)
+    demand = _demand(demanded)
+    most = None if copy_gpus is None else str(whole("--copy-gpus", copy_gpus, at_least=1, at_most=64))
+    asked, question = resolved(replace(options, gpus=most, nodes=None))
+    by_type, question = available_by_type(question, options.gpus)
+    available = sum(by_type.values()) if by_type else _available(question, gpus=options.gpus, nodes=options.nodes)
     if available is not None and available < question.cluster.num_gpus:
         question = replace(question, num_gpus=available)
     prices = asked_prices(price, question.profiles, question.roles, others=question.other_gpus)
     question = _with_objective(question, objective, prices)
-    runs = asked_runs(
-        jobs=jobs,
-        workers=workers,
-        dask=dask,
-        output_dir=output_dir,
-        cache=cache,
-        time_limit=time_limit,
-        resume=resume,
-        retry_failed=retry_failed,
-        overwrite=overwrite,
-        options=rerun_text(context),
-    )
+    runs = asked_runs(run_options, workers=workers, rerun=rerun_text(context))
     runs.check(list(_FILES))
-    if dry_run:
-        _print_plan(asked, question, demand, available, output_format=output_format)
+    if common.dry_run:
+        _print_plan(asked, question, demand, available, output_format=common.output_format)
         return 0
     from placement.size import size as run
 
-    with told_where_to_go_on(runs, quiet=quiet), runs.opened(question) as store:
-        with progress_bar(quiet=quiet, no_color=no_color) as progress, runs.crew(store) as crew:
+    with told_where_to_go_on(runs, quiet=common.quiet), runs.opened(question) as store:
+        with progress_bar(quiet=common.quiet, no_color=common.no_color) as progress, runs.crew(store) as crew:
             sizing = run(
                 question,
                 demand,
@@ -278,26 +114,28 @@ def size(
                 progress=progress,
             )
         answer = _answer(asked, question, demand, sizing, prices, available, objective)
-        if output_dir is not None:
-            from dsim.cli.output import note, to_csv, to_json
-
-            texts = (to_json(answer), to_csv(answer["trials"]), rerun_text(context))
+        if runs.folder is not None:
+            texts = (to_json(answer), to_csv(answer["trials"]), runs.options)
             runs.write(dict(zip(_FILES, texts, strict=True)))
-    _print(asked, question, demand, sizing, answer, prices, output_format=output_format, no_color=no_color)
-    if output_dir is not None:
-        note(f"wrote {', '.join(sorted(_FILES))} to {output_dir}", quiet=quiet)
+    _print(asked, question, demand, sizing, answer, prices, common)
+    if runs.folder is not None:
+        note(f"wrote {', '.join(sorted(_FILES))} to {runs.folder}", quiet=common.quiet)
     if sizing.plan is not None and sizing.fits:
         return 0
-    option = "--rate" if users is None else "--users"
-    why = nothing_found(question, sizing.searched) if sizing.plan is None else not_enough(option, sizing, question)
+    option = "--rate" if demanded.users is None else "--users"
+    if sizing.plan is None:
+        why = nothing_found(question, sizing.searched)
+    else:
+        why = not_enough(option, demand.amount, sizing, question)
     typer.echo(f"error: {why}", err=True)
     return 3
 
 
-def _demand(rate: str | None, users: int | None, think_time: str | None) -> Demand:
+def _demand(options: DemandOptions) -> Demand:
     """Return what is to be served."""
     from placement.size import Population, Rate
 
+    rate, users, think_time = options.rate, options.users, options.think_time
     if users is None:
         if think_time is not None:
             raise InputError(
@@ -412,7 +250,6 @@ def _to_serve(demand: Demand, available: int | None = None) -> str:
 def _print_plan(
     asked: Asked, question: Question, demand: Demand, available: int | None, *, output_format: Format
 ) -> None:
-    from dsim.cli.output import emit, to_csv, to_json
     from placement.search import candidates
 
     count = len(candidates(question))
@@ -422,11 +259,7 @@ def _print_plan(
         "available_gpus": available,
         "candidates": count,
     }
-    if output_format is Format.JSON:
-        emit(to_json(plan))
-    elif output_format is Format.CSV:
-        emit(to_csv([plan]))
-    else:
+    if not emit_data(output_format, plan):
         lines = [*_heading(asked, question), _to_serve(demand, available), f"would compare {count} placements"]
         emit("\n".join(lines) + "\n")
 
@@ -438,23 +271,16 @@ def _print(
     sizing: Sizing,
     answer: dict[str, Any],
     prices: Prices,
-    *,
-    output_format: Format,
-    no_color: bool,
+    common: CommonOptions,
 ) -> None:
-    from dsim.cli.output import emit, show, to_csv, to_json, use_color
-
-    if output_format is Format.JSON:
-        emit(to_json(answer))
-    elif output_format is Format.CSV:
-        emit(to_csv(_rows(answer), first=("placement", "copies")))
-    else:
-        heading = "\n".join([*_heading(asked, question), _to_serve(demand, answer["available_gpus"])])
-        parts = [] if sizing.plan is None else plan_parts(sizing.plan, question, prices)
-        remarks = [f"assumed: {text}" for text in answer["assumptions"]]
-        remarks += [f"warning: {warning}" for warning in answer["warnings"]]
-        remarks.append(f"{sizing.probes} runs of {sizing.requests:,} requests")
-        show(heading, *parts, "\n".join(remarks), color=use_color(no_color=no_color))
+    if emit_data(common.output_format, answer, rows=_rows(answer), first=("placement", "copies")):
+        return
+    heading = "\n".join([*_heading(asked, question), _to_serve(demand, answer["available_gpus"])])
+    parts = [] if sizing.plan is None else plan_parts(sizing.plan, question, prices)
+    remarks = [f"assumed: {text}" for text in answer["assumptions"]]
+    remarks += [f"warning: {warning}" for warning in answer["warnings"]]
+    remarks.append(f"{sizing.probes} runs of {sizing.requests:,} requests")
+    show(heading, *parts, "\n".join(remarks), color=use_color(no_color=common.no_color))
 
 
 def _rows(answer: dict[str, Any]) -> list[dict[str, Any]]:

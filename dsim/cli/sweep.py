@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dsim.cli.inputs import number_of, whole
+from dsim.cli.inputs import number_of, workers_of
 from dsim.cli.options import (
     DryRun,
     Format,
@@ -147,9 +147,7 @@ class _Asked:
 
 
 def _workers(jobs: int | None, chosen: Sweep) -> int:
-    from dsim.cli.search import cores
-
-    workers = cores() if jobs is None else whole("--jobs", jobs, at_least=1, at_most=1024)
+    workers = workers_of(jobs)
     return workers if chosen.outline.jobs is None else min(workers, chosen.outline.jobs)
 
 
@@ -369,7 +367,7 @@ def _cell(value: object) -> str:
 
 
 def _print_plan(asked: _Asked, *, output_format: Format) -> int:
-    from dsim.cli.output import emit, to_csv, to_json
+    from dsim.cli.output import emit, emit_data
     from experiments.estimate import estimated
     from experiments.store import task_key
 
@@ -390,11 +388,7 @@ def _print_plan(asked: _Asked, *, output_format: Format) -> int:
         "jobs": asked.jobs,
         "output_dir": str(asked.folder),
     }
-    if output_format is Format.JSON:
-        emit(to_json(plan))
-    elif output_format is Format.CSV:
-        emit(to_csv([plan]))
-    else:
+    if not emit_data(output_format, plan):
         factors = " x ".join(f"{key} ({count})" for key, count in counts.items()) or "one combination"
         runs, tasks = number_of(outline.replications, "replication"), number_of(len(asked.tasks), "task")
         processes = "one process" if asked.jobs == 1 else f"{asked.jobs} processes"
@@ -421,7 +415,7 @@ def _duration(seconds: float) -> str:
 
 
 def _list(*, output_format: Format, no_color: bool) -> int:
-    from dsim.cli.output import Table, emit, show, to_csv, to_json, use_color
+    from dsim.cli.output import Table, print_rows
     from experiments.shipped import shipped_sweeps
     from experiments.sweepfile import read_outline
 
@@ -432,13 +426,7 @@ def _list(*, output_format: Format, no_color: bool) -> int:
         tasks = outline.num_combinations * outline.replications
         rows.append({"name": name, "tasks": tasks, "about": outline.about, "file": str(path)})
         table.rows.append([name, str(tasks), outline.first_sentence])
-    if output_format is Format.JSON:
-        emit(to_json(rows))
-    elif output_format is Format.CSV:
-        emit(to_csv(rows))
-    else:
-        show(table, color=use_color(no_color=no_color))
-    return 0
+    return print_rows(rows, table, output_format=output_format, no_color=no_color)
 
 
 @contextlib.contextmanager

@@ -11,41 +11,34 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dsim.cli.config import rerun_text
-from dsim.cli.handover import with_asked_handover
-from dsim.cli.inputs import introduction, number_of, whole
+from dsim.cli.groups import CommonOptions, ModelOptions, grouped
+from dsim.cli.handover import HandoverOptions, with_asked_handover
+from dsim.cli.inputs import check_runs, described_profile, described_slo, introduction, number_of, whole
 from dsim.cli.kv_blocks import with_kv_blocks
 from dsim.cli.options import (
-    Assignments,
-    Config,
-    DryRun,
-    EngineName,
-    EvidenceOption,
-    ExpertsOption,
+    Check,
+    DecodeRouting,
+    Extrapolate,
     Format,
-    FormatOption,
-    GpuName,
     HandoverText,
     KvBlocksText,
-    KvDtypeOption,
     KvLinkText,
-    ModelName,
-    NoColor,
     OutputDirectory,
     Overwrite,
-    ProfileFile,
-    Quiet,
-    SloOption,
+    PlacementText,
+    PrefillRouting,
+    SloOrNone,
     file_path,
     whole_number,
 )
-from dsim.cli.search import progress_bar
+from dsim.cli.output import OutputFolder, Table, emit_data, note, show, to_csv, to_json, use_color
+from dsim.cli.progress import progress_bar
 from dsim.errors import InputError, nearest
-from dsim.options import ExpertSharing, KvDtype, Options, Routing
+from dsim.options import Options, Routing
 from dsim.pools import Placement, Policy, Role
 from dsim.slo import Slo, parse_slo
 
 if TYPE_CHECKING:
-    from dsim.cli.output import Table
     from dsim.profile import Profile
     from experiments.validation import Comparison, HostFit, Input, Kind, Measured, TpotDefinition, Validation
     from experiments.validation.measured import Value
@@ -54,6 +47,7 @@ if TYPE_CHECKING:
 _FILES = ("validation.json", "comparisons.csv", "config.yaml")
 #: What rows of CSV leave out, or have in columns of their own.
 _NOT_IN_ROWS = {"comparisons", "host_fit", "inputs", "remarks", "profile"}
+_FIRST = ("name", "measured", "predicted", "low", "high", "error", "error_low", "error_high")
 _METRICS = {"ttft_s": "TTFT", "tpot_s": "TPOT", "itl_s": "ITL", "e2e_s": "E2E"}
 _RATES = {
     "throughput_per_s": "requests/s",
@@ -65,6 +59,7 @@ _RATES = {
 }
 
 
+@grouped
 def validate(
     context: typer.Context,
     *,
@@ -77,18 +72,9 @@ def validate(
             show_default=False,
         ),
     ],
-    placement: Annotated[
-        str,
-        typer.Option("--placement", "-p", metavar="POOLS", help='"1xC:tp1pp1", or "1xP:tp2pp1 + 1xD:tp1pp1".'),
-    ],
-    model: ModelName = None,
-    gpu: GpuName = None,
-    engine: EngineName = None,
-    profile: ProfileFile = None,
-    evidence: EvidenceOption = None,
-    experts: ExpertsOption = ExpertSharing.TP,
-    kv_dtype: KvDtypeOption = KvDtype.AUTO,
-    slo: Annotated[str | None, SloOption] = None,
+    placement: PlacementText,
+    models: ModelOptions,
+    slo: SloOrNone = None,
     kind: Annotated[
         str | None,
         typer.Option(
@@ -133,16 +119,10 @@ def validate(
             help="Fix an input, as in users=32 or turnaround_s=5ms, or try several, as in seed=0,1; repeatable.",
         ),
     ] = None,
-    prefill_routing: Annotated[
-        Routing, typer.Option("--prefill-routing", help="Also of colocated instances.")
-    ] = Routing.JOIN_SHORTEST_QUEUE,
-    decode_routing: Annotated[
-        Routing, typer.Option("--decode-routing", help="Which decode instance pulls a prompt.")
-    ] = Routing.LEAST_LOADED,
-    extrapolate: Annotated[
-        bool, typer.Option("--extrapolate", help="Go beyond the profile's valid range; the result says so.")
-    ] = False,
-    check: Annotated[bool, typer.Option("--check", help="Verify the conservation laws on every replay.")] = False,
+    prefill_routing: PrefillRouting = Routing.JOIN_SHORTEST_QUEUE,
+    decode_routing: DecodeRouting = Routing.LEAST_LOADED,
+    extrapolate: Extrapolate = False,
+    check: Check = False,
     fit: Annotated[
         bool,
         typer.Option(
@@ -150,31 +130,22 @@ def validate(
             help="Also fit four host constants to the even requests, and print the errors of the odd ones.",
         ),
     ] = False,
-    output_format: FormatOption = Format.TABLE,
     output_dir: OutputDirectory = None,
     overwrite: Overwrite = False,
-    config: Config = None,
-    assignments: Assignments = None,
-    dry_run: DryRun = False,
-    quiet: Quiet = False,
-    no_color: NoColor = False,
+    common: CommonOptions,
 ) -> int:
     """Replay a measured run and print what was predicted beside what was measured.
 
     What neither FILE nor an option says is tried with several plausible values, and the error is a range.
     """
     from experiments.validation import validate as run
-    from profiles.choice import Variant, choose_profile
 
-    del config, assignments
-    used = choose_profile(
-        model=model, gpu=gpu, engine=engine, file=profile, evidence=evidence, variant=Variant(experts, kv_dtype)
-    )
+    used = models.chosen()
     limits = None if slo is None else parse_slo(slo)
     placed = Placement.parse(placement)
-    used = with_asked_handover(used, placed, handover, kv_link)
+    used = with_asked_handover(used, placed, HandoverOptions(handover=handover, kv_link=kv_link))
     profiles = with_kv_blocks(dict.fromkeys(Role, used), kv_blocks)
-    _check_placement(placement, placed, profiles)
+    check_runs(placement, placed, profiles)
     # The profiles have the last two already.
     options_given = {
         "policy": policy,
@@ -195,16 +166,14 @@ def validate(
     options = Options(
         prefill_routing=prefill_routing, decode_routing=decode_routing, check=check, extrapolate=extrapolate
     )
-    asked = _Asked(measured, used, profiles, placed, limits, model=model, extrapolate=extrapolate)
+    asked = _Asked(measured, used, profiles, placed, limits, model=models.model, extrapolate=extrapolate)
     if output_dir is not None:
-        from dsim.cli.output import OutputFolder
-
         folder = OutputFolder(output_dir, overwrite=overwrite)
         folder.check(_FILES)
-    if dry_run:
-        _print_plan(asked, given, output_format=output_format, files=_FILES if output_dir is not None else ())
+    if common.dry_run:
+        _print_plan(asked, given, output_format=common.output_format, files=_FILES if output_dir is not None else ())
         return 0
-    with progress_bar(quiet=quiet, no_color=no_color) as bar:
+    with progress_bar(quiet=common.quiet, no_color=common.no_color) as bar:
         found = run(
             measured,
             profiles=profiles,
@@ -221,8 +190,6 @@ def validate(
         host = fit_host(found, options=options)
     answer = _answer(asked, found, host)
     if output_dir is not None:
-        from dsim.cli.output import to_csv, to_json
-
         folder.write(
             {
                 "validation.json": to_json(answer),
@@ -230,11 +197,9 @@ def validate(
                 "config.yaml": rerun_text(context),
             }
         )
-    _print(asked, found, host, answer, output_format=output_format, no_color=no_color)
+    _print(asked, found, host, answer, common)
     if output_dir is not None:
-        from dsim.cli.output import note
-
-        note(f"wrote {', '.join(_FILES)} to {output_dir}", quiet=quiet)
+        note(f"wrote {', '.join(_FILES)} to {output_dir}", quiet=common.quiet)
     return 0
 
 
@@ -249,16 +214,6 @@ class _Asked:
     slo: Slo | None
     model: str | None
     extrapolate: bool
-
-
-def _check_placement(text: str, placed: Placement, profiles: Mapping[Role, Profile]) -> None:
-    """Refuse a placement that cannot run, with every reason."""
-    from placement.feasibility import cannot_run
-
-    found = cannot_run(placed, profiles)
-    if found:
-        hint = "change the parallel degrees, or give a --profile that has them"
-        raise InputError("--placement", "cannot run: " + "; ".join(dict.fromkeys(found)), value=text, hint=hint)
 
 
 def _given(assume: list[str] | None, options: Mapping[str, object]) -> dict[str, tuple[Value, ...]]:
@@ -331,15 +286,9 @@ def _described(asked: _Asked) -> dict[str, Any]:
         "hugging_face": profile.model.hugging_face,
         "gpu": profile.gpu.name,
         "engine": profile.engine,
-        "profile": {
-            "name": profile.name,
-            "sha256": profile.sha256,
-            "source": profile.source,
-            "evidence": profile.evidence.value,
-            "expected_error": profile.expected_error,
-        },
+        "profile": described_profile(profile),
         "extrapolated": asked.extrapolate,
-        "slo": None if slo is None else {"ttft_s": slo.ttft_s, "tpot_s": slo.tpot_s, "e2e_s": slo.e2e_s},
+        "slo": None if slo is None else described_slo(slo),
     }
 
 
@@ -407,7 +356,6 @@ def _text(value: Value) -> str:
 def _print_plan(
     asked: _Asked, given: Mapping[str, tuple[Value, ...]], *, output_format: Format, files: tuple[str, ...]
 ) -> None:
-    from dsim.cli.output import emit, show, to_csv, to_json
     from dsim.profile import profiles_by_role
     from experiments.validation import settle
     from experiments.validation.settle import cases
@@ -416,20 +364,13 @@ def _print_plan(
     inputs = settle(asked.measured, given, profiles=profiles, placement=asked.placement, extrapolate=asked.extrapolate)
     replays = len(cases(inputs))
     plan = {**_described(asked), "inputs": _inputs(inputs), "replays": replays, "files": list(files)}
-    if output_format is Format.JSON:
-        emit(to_json(plan))
-    elif output_format is Format.CSV:
-        emit(to_csv([plan]))
-    else:
+    if not emit_data(output_format, plan):
         lines = [
             *introduction(asked.profile, asked=asked.model),
             f"would replay {_what(asked)}: {number_of(replays, 'run')}",
+            *([f"would write {', '.join(files)}"] if files else []),
         ]
-        show(
-            "\n".join([*lines, *([f"would write {', '.join(files)}"] if files else [])]),
-            _input_table(inputs),
-            color=False,
-        )
+        show("\n".join(lines), _input_table(inputs), color=False)
 
 
 def _what(asked: _Asked) -> str:
@@ -439,7 +380,6 @@ def _what(asked: _Asked) -> str:
 
 
 def _input_table(inputs: tuple[Input, ...]) -> Table:
-    from dsim.cli.output import Table
     from experiments.validation import Origin
     from experiments.validation.inputs import ORIGINS
 
@@ -451,23 +391,9 @@ def _input_table(inputs: tuple[Input, ...]) -> Table:
 
 
 def _print(
-    asked: _Asked,
-    found: Validation,
-    host: HostFit | None,
-    answer: dict[str, Any],
-    *,
-    output_format: Format,
-    no_color: bool,
+    asked: _Asked, found: Validation, host: HostFit | None, answer: dict[str, Any], common: CommonOptions
 ) -> None:
-    from dsim.cli.output import emit, show, to_csv, to_json, use_color
-
-    if output_format is Format.JSON:
-        emit(to_json(answer))
-        return
-    if output_format is Format.CSV:
-        emit(
-            to_csv(_rows(answer), ["name", "measured", "predicted", "low", "high", "error", "error_low", "error_high"])
-        )
+    if emit_data(common.output_format, answer, rows=_rows(answer), first=_FIRST):
         return
     lines = [*introduction(asked.profile, asked=asked.model), f"replayed {_what(asked)}: {_replays(found)}"]
     if asked.extrapolate:
@@ -482,7 +408,7 @@ def _print(
             "the odd requests, which they were not:",
             _comparison_table(host.held_out),
         ]
-    show(*parts, color=use_color(no_color=no_color))
+    show(*parts, color=use_color(no_color=common.no_color))
 
 
 def _replays(found: Validation) -> str:
@@ -501,8 +427,6 @@ def _constants(host: HostFit) -> str:
 
 
 def _comparison_table(comparisons: Sequence[Comparison]) -> Table:
-    from dsim.cli.output import Table
-
     table = Table(["<", "measured", "predicted", "error"])
     for comparison in comparisons:
         name, scale = _heading(comparison.name)
