@@ -33,6 +33,8 @@ _SOLVED, _TRIES = 0.002, 24
 _LOOSE: Final = 64
 #: Share of a demand that rounding may lose.
 _ROUNDING: Final = 1e-9
+#: Least rate of arrivals, requests per second, as of every workload.
+_LEAST_PER_S: Final = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +69,9 @@ class Population:
             raise InputError("population", "must be >= 1", name="users", value=self.users)
         if not 0 <= self.think_time_s < math.inf:
             raise InputError("population", "must be finite and >= 0", name="think_time_s", value=self.think_time_s)
+        if self.users < _LEAST_PER_S * self.think_time_s:
+            rule = f"is so long that fewer than {_LEAST_PER_S:g} requests per second arrive"
+            raise InputError("--think-time", rule, value=self.think_time_s, hint="give a shorter one, as in 30s")
 
     @property
     def amount(self) -> float:
@@ -537,10 +542,7 @@ class _Sizer:
         A GPU that fails takes its instance with it. Either its whole copy is given up and the others share its
         requests, or the rest of the copy goes on with its share: as simulated, whichever instances fail.
         """
-        lows = sorted((kind.goodput_per_s.low for kind in copies for _ in range(kind.count)), reverse=True)
-        failures = 0
-        while failures < len(lows) and sum(lows[failures + 1 :]) >= rate * (1 - _ROUNDING):
-            failures += 1
+        failures = copies_to_spare(copies, rate)
         while all(self._survives(kind, failures + 1) for kind in copies):
             failures += 1
         return failures
@@ -569,6 +571,20 @@ class _Sizer:
             if not stable or sum(lasting) / len(lasting) - _CLEAR * error < self.question.attainment:
                 return False
         return True
+
+
+def copies_to_spare(copies: Sequence[Copies], rate_per_s: float) -> int:
+    """Return how many copies may be given up, those that serve most first, while the others serve a rate safely."""
+    spare_per_s = sum(kind.count * kind.goodput_per_s.low for kind in copies) - rate_per_s * (1 - _ROUNDING)
+    number = 0
+    for kind in sorted(copies, key=lambda kind: -kind.goodput_per_s.low):
+        # Copies may be millions: whole kinds at once.
+        gone = min(kind.count, max(0, math.floor(spare_per_s / kind.goodput_per_s.low)))
+        number += gone
+        spare_per_s -= gone * kind.goodput_per_s.low
+        if gone < kind.count:
+            break
+    return number
 
 
 def mean_e2e_s(asked: Scenario, probe: Probe) -> float:

@@ -76,7 +76,8 @@ def test_the_level_of_the_intervals(cli: Cli) -> None:
         assert result["question"]["confidence"] == {"80%": 0.8, "0.99": 0.99}[level]
     assert limits["80%"]["best"] == limits["0.99"]["best"]
     assert limits["0.99"]["low"] < limits["80%"]["low"] < limits["80%"]["high"] < limits["0.99"]["high"]
-    assert "80% interval" in cli(*QUICK, "--mode", "colocated", "--confidence", "0.8").out
+    for level in ("80%", "99.95%"):
+        assert f" {level} interval" in cli(*QUICK, "--mode", "colocated", "--confidence", level).out
 
 
 def test_kv_blocks_of_every_trial(cli: Cli) -> None:
@@ -193,6 +194,10 @@ def test_no_placement_can_run(cli: Cli) -> None:
     assert run.err.count("\n") == 1
     assert run.err.startswith("error: --gpus: no placement of opt-66b can run on 1 GPU (1xC:tp1pp1")
     assert "give more GPUs" in run.err
+    # Of prefill and decode instances there is not one pair.
+    run = cli(*arguments, "--mode", "disaggregated")
+    assert run.code == 3
+    assert "no placement to compare\n" in run.out
 
 
 def test_no_placement_meets_the_limits(cli: Cli) -> None:

@@ -22,7 +22,19 @@ from placement.goodput import Goodput
 from placement.objective import prices_of
 from placement.result import SearchResult, State, Trial
 from placement.search import Question, search
-from placement.size import Block, Copies, Population, Rate, Sizing, _Sizer, cover, num_nodes, size, solve_law
+from placement.size import (
+    Block,
+    Copies,
+    Population,
+    Rate,
+    Sizing,
+    _Sizer,
+    copies_to_spare,
+    cover,
+    num_nodes,
+    size,
+    solve_law,
+)
 from placement.statistics import Interval
 from tests.test_placement_search import tiny_question
 
@@ -241,10 +253,33 @@ def test_instances_that_may_fail() -> None:
     assert sizer._may_fail([Copies(pair, 3, 8.0, goodput)], 24.0) == 1
 
 
+@given(
+    kinds=st.lists(st.tuples(st.integers(1, 5), st.integers(1, 20)), min_size=1, max_size=3),
+    percent=st.integers(1, 110),
+)
+def test_copies_to_spare_are_what_one_by_one_gives(kinds: list[tuple[int, int]], percent: int) -> None:
+    placement = Placement.parse("1xC:tp1pp1")
+    copies = [Copies(placement, count, 1.0, Interval(float(low), low + 1.0, low + 2.0)) for count, low in kinds]
+    lows = sorted((low for count, low in kinds for _ in range(count)), reverse=True)
+    rate = sum(lows) * percent / 100
+    spared = [number for number in range(len(lows)) if sum(lows[number:]) >= rate]
+    assert copies_to_spare(copies, rate) == max(spared, default=0)
+
+
+def test_millions_of_copies_are_not_counted_one_by_one() -> None:
+    many = Copies(Placement.parse("1xC:tp1pp1"), 10**9, 1.0, Interval(1.5, 2.0, 2.5))
+    assert copies_to_spare([many], 1.2e9) == 200_000_000
+
+
 @pytest.mark.parametrize("demand", [(0, 1.0), (3, -1.0), (3, math.nan)])
 def test_populations_that_are_none(demand: tuple[int, float]) -> None:
     with pytest.raises(InputError, match="population"):
         Population(*demand)
+
+
+def test_users_who_hardly_ever_come_back() -> None:
+    with pytest.raises(InputError, match=r"--think-time: 1e\+30 is so long that fewer than 1e-09 requests per second"):
+        Population(1000, 1e30)
 
 
 def test_what_a_finite_run_serves_does_not_last() -> None:

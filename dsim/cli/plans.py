@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 def plan_parts(plan: Plan, question: Question, prices: Prices) -> list[Table | str]:
     """Return the parts of a plan's report, in order."""
-    from dsim.cli.tables import percent
+    from dsim.cli.tables import level, percent
     from placement.cover import gpus_by_type
 
     copies = ", ".join(f"{kind.count} x ({kind.placement.label})" for kind in plan.copies)
@@ -36,7 +36,7 @@ def plan_parts(plan: Plan, question: Question, prices: Prices) -> list[Table | s
         f"GPUs if every goodput were its estimate: {plan.gpus_at_estimate}; its upper limit: "
         f"{plan.gpus_at_most_optimistic}",
         f"safe: it serves {capacity.low:.4g} requests/s at the lower limits of the goodputs, {plan.rate_per_s:.4g} are "
-        f"asked for; the probability that these limits hold is at least {plan.confidence:.1%}",
+        f"asked for; the probability that these limits hold is at least {level(plan.confidence)}",
         f"headroom: {percent(load.best)} ({percent(load.low)} - {percent(load.high)}) of the goodput of "
         f"{_interval(capacity)} requests/s is used",
         f"{number_of(plan.gpus_may_fail, 'GPU')} may fail, wherever, before requests may miss the target; for each "
