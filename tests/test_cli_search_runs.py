@@ -220,9 +220,9 @@ def test_shards_and_their_merge(cli: Cli, folder: Path, tmp_path: Path, referenc
     assert sorted(t["placement"] for t in found["trials"]) == sorted(t["placement"] for t in whole["trials"])
     assert found["question"] == whole["question"]
     twice = f"{shards}{os.sep}."
-    for again in (str(shards), twice):
-        why = cli.refused(*merging, "--merge", str(other), "--merge", again)
-        assert why == f"--merge: '{Path(again)}' is given twice; give every directory once"
+    for shown in (str(shards), twice):
+        why = cli.refused(*merging, "--merge", str(other), "--merge", shown)
+        assert why == f"--merge: '{Path(shown)}' is given twice; give every directory once"
     assert cli.refused(*merging, "--merge", str(other), "--seed", "1").startswith(
         "--merge: has shard 1/3 of another search, or by another build of dsim; "
     )
@@ -288,5 +288,5 @@ def test_nothing_is_written_without_being_asked(cli: Cli, tmp_path: Path, monkey
 def test_kills_cost_nothing_but_time(tmp_path: Path) -> None:
     """`python -m tests.kill_search 20` does it often."""
     lines: list[str] = []
-    rounds(tmp_path, 1, 1, lines.append)
-    assert [line.split()[0] for line in lines] == ["uninterrupted:", "runner", "worker"]
+    assert rounds(tmp_path, 1, 1, lines.append) == 1
+    assert [line.split()[0] for line in lines] == ["uninterrupted:", "runner", "worker", "1"]
