@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +79,13 @@ def test_the_level_of_the_intervals(cli: Cli) -> None:
     assert limits["0.99"]["low"] < limits["80%"]["low"] < limits["80%"]["high"] < limits["0.99"]["high"]
     for level in ("80%", "99.95%"):
         assert f" {level} interval" in cli(*QUICK, "--mode", "colocated", "--confidence", level).out
+
+
+def test_rates_of_thousands_are_written_out(cli: Cli) -> None:
+    tiny = ("--mode", "colocated", "--slo", "ttft=0.05,tpot=0.1", "-w", "fixed:1,1", "-n", "2000", "--top", "1")
+    run = cli(*QUICK, *tiny)
+    assert run.code == 0
+    assert re.search(r"best colocated: \S+ \(orca\) on . GPUs?, \d,\d{3} \(\d,\d{3} - \d,\d{3}\) requests/s", run.out)
 
 
 def test_kv_blocks_of_every_trial(cli: Cli) -> None:

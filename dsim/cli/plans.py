@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 def plan_parts(plan: Plan, question: Question, prices: Prices) -> list[Table | str]:
     """Return the parts of a plan's report, in order."""
-    from dsim.cli.tables import level, percent
+    from dsim.cli.tables import figures, level, percent
     from placement.cover import gpus_by_type
 
     copies = ", ".join(f"{kind.count} x ({kind.placement.label})" for kind in plan.copies)
@@ -35,7 +35,8 @@ def plan_parts(plan: Plan, question: Question, prices: Prices) -> list[Table | s
         f"needs {number_of(plan.num_gpus, 'GPU')} ({of_types}{nodes}): {copies}",
         f"GPUs if every goodput were its estimate: {plan.gpus_at_estimate}; its upper limit: "
         f"{plan.gpus_at_most_optimistic}",
-        f"safe: it serves {capacity.low:.4g} requests/s at the lower limits of the goodputs, {plan.rate_per_s:.4g} are "
+        f"safe: it serves {figures(capacity.low, 4)} requests/s at the lower limits of the goodputs, "
+        f"{figures(plan.rate_per_s, 4)} are "
         f"asked for; the probability that these limits hold is at least {level(plan.confidence)}",
         f"headroom: {percent(load.best)} ({percent(load.low)} - {percent(load.high)}) of the goodput of "
         f"{_interval(capacity)} requests/s is used",
@@ -65,9 +66,11 @@ def plan_parts(plan: Plan, question: Question, prices: Prices) -> list[Table | s
 
 def not_enough(option: str, sizing: Sizing, question: Question) -> str:
     """Return why a plan does not fit on the GPUs there are, and what to change."""
+    from dsim.cli.tables import figures
+
     plan = sizing.plan
     assert plan is not None
-    most = "" if sizing.most is None else f", of which the GPUs there are serve {sizing.most:.4g} safely"
+    most = "" if sizing.most is None else f", of which the GPUs there are serve {figures(sizing.most, 4)} safely"
     nodes = f"{number_of(plan.num_nodes, 'node')} of {question.cluster.gpus_per_node}"
     return (
         f"{option}: needs {number_of(plan.num_gpus, 'GPU')} on {nodes}{most}; "
@@ -76,4 +79,6 @@ def not_enough(option: str, sizing: Sizing, question: Question) -> str:
 
 
 def _interval(interval: Interval) -> str:
-    return f"{interval.best:.4g} ({interval.low:.4g} - {interval.high:.4g})"
+    from dsim.cli.tables import figures
+
+    return f"{figures(interval.best, 4)} ({figures(interval.low, 4)} - {figures(interval.high, 4)})"

@@ -69,6 +69,15 @@ def level(confidence: float) -> str:
     return f"{100 * confidence:.15g}%" if confidence > 0.999_999 else f"{100 * confidence:.6g}%"
 
 
+def figures(number: float, most: int = 3) -> str:
+    """Return a number with so many figures at most, and all of those before the point.
+
+    >>> figures(2.8571), figures(22.86), figures(4072.4), figures(1.3e9, 4), figures(0.00012345)
+    ('2.86', '22.9', '4,072', '1,300,000,000', '0.000123')
+    """
+    return f"{number:,.0f}" if abs(number) >= 10**most else f"{number:.{most}g}"
+
+
 def percent(share: float | None) -> str:
     """Return a share in per cent."""
     return "-" if share is None or math.isnan(share) else f"{share:.1%}"
@@ -239,4 +248,4 @@ def _failed(result: SearchResult) -> list[Trial]:
 
 
 def _interval(interval: Interval) -> str:
-    return f"{interval.best:.3g} ({interval.low:.3g} - {interval.high:.3g})"
+    return f"{figures(interval.best)} ({figures(interval.low)} - {figures(interval.high)})"
