@@ -530,11 +530,7 @@ class _Sizer:
 
     def _most(self, blocks: Sequence[Block], num_gpus: int) -> float:
         """Return what the blocks serve safely at most on so many GPUs."""
-        most = [0.0] * (num_gpus + 1)
-        for gpus in range(1, num_gpus + 1):
-            own = [most[gpus - b.trial.num_gpus] + b.serves.low for b in blocks if b.trial.num_gpus <= gpus]
-            most[gpus] = max([most[gpus - 1], *own])
-        return most[num_gpus]
+        return most_served([(block.trial.num_gpus, block.serves.low) for block in blocks], num_gpus)
 
     def _may_fail(self, copies: Sequence[Copies], rate: float) -> int:
         """Return how many GPUs may fail wherever they are.
@@ -571,6 +567,23 @@ class _Sizer:
             if not stable or sum(lasting) / len(lasting) - _CLEAR * error < self.question.attainment:
                 return False
         return True
+
+
+def most_served(kinds: Sequence[tuple[int, float]], num_gpus: int) -> float:
+    """Return the most that copies serve on so many GPUs.
+
+    Args:
+        kinds: GPUs of a copy and what it serves.
+    """
+    if not kinds:
+        return 0.0
+    # As many other copies as the densest has GPUs would take a multiple of its GPUs, some of them: they serve no more.
+    own, serves = max(kinds, key=lambda kind: (kind[1] / kind[0], -kind[0]))
+    fixed = max(0, (num_gpus - (own - 1) * max(gpus for gpus, _ in kinds)) // own - 1)
+    most = [0.0] * (num_gpus - fixed * own + 1)
+    for left in range(1, len(most)):
+        most[left] = max([most[left - 1], *(most[left - gpus] + each for gpus, each in kinds if gpus <= left)])
+    return fixed * serves + most[-1]
 
 
 def copies_to_spare(copies: Sequence[Copies], rate_per_s: float) -> int:

@@ -31,6 +31,7 @@ from placement.size import (
     _Sizer,
     copies_to_spare,
     cover,
+    most_served,
     num_nodes,
     size,
     solve_law,
@@ -264,6 +265,18 @@ def test_copies_to_spare_are_what_one_by_one_gives(kinds: list[tuple[int, int]],
     rate = sum(lows) * percent / 100
     spared = [number for number in range(len(lows)) if sum(lows[number:]) >= rate]
     assert copies_to_spare(copies, rate) == max(spared, default=0)
+
+
+@given(
+    kinds=st.lists(st.tuples(st.integers(1, 6), st.integers(0, 30)), max_size=4),
+    num_gpus=st.integers(0, 120),
+)
+def test_the_most_that_gpus_serve_is_what_all_combinations_give(kinds: list[tuple[int, int]], num_gpus: int) -> None:
+    most = [0] * (num_gpus + 1)
+    for left in range(1, num_gpus + 1):
+        most[left] = max([most[left - 1], *(most[left - gpus] + each for gpus, each in kinds if gpus <= left)])
+    assert most_served([(gpus, float(each)) for gpus, each in kinds], num_gpus) == most[num_gpus]
+    assert most_served([(1, 1.0), (3, 3.5)], 10**9) == 333_333_333 * 3.5 + 1
 
 
 def test_millions_of_copies_are_not_counted_one_by_one() -> None:
