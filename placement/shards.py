@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from dsim.errors import InputError
 from dsim.pools import Placement
@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from placement.search import Question
 
 Item = TypeVar("Item")
+
+#: Goodput over that of the best of its kind from which a placement of a shard is reported, and how many at most.
+_CLOSE: Final = 0.98
+_FINALISTS: Final = 3
 
 _FILE = re.compile(r"runs-([0-9]{1,6})-of-([0-9]{1,6})\.sqlite")
 
@@ -122,6 +126,7 @@ def merge(
     A candidate that fell behind in its shard fell behind rivals that are in the merge, too. Those that each shard
     reports are compared with each other by the search itself: the runs that it asks for are mostly those of the shards,
     which a cache has, and the others are on the same requests, so that intervals and ratios are those of any search.
+    Those that did best in the long runs of their shards are reported, whatever short ones say of them.
 
     Raises:
         InputError: shards are missing, double, or of another question.
@@ -131,14 +136,30 @@ def merge(
 
     check_whole(question, ledgers)
     starts = {placement: rate for ledger in ledgers for placement, rate in ledger.starts.items()}
-    found, _ = search_among(question, starts.keys(), starts=starts, executor=executor, progress=progress)
+    trials = [trial for ledger in ledgers for trial in ledger.trials]
+    asked = replace(question, always=tuple(dict.fromkeys([*question.always, *_finalists(trials)])))
+    found, _ = search_among(asked, starts.keys(), starts=starts, executor=executor, progress=progress)
     others = [trial for ledger in ledgers for trial in ledger.trials if trial.placement not in starts]
     return replace(
         found,
+        question=question.to_dict(),
         trials=by_worth([*found.trials, *others]),
         probes=found.probes + sum(ledger.probes for ledger in ledgers),
         requests=found.requests + sum(ledger.requests for ledger in ledgers),
     )
+
+
+def _finalists(trials: Sequence[Trial]) -> list[Placement]:
+    """Return the best of each kind by the goodputs of the shards, and those close to it."""
+    from placement.result import rank
+
+    found = []
+    for kind in (False, True):
+        own = [trial for trial in trials if trial.goodput and trial.placement.is_colocated is kind]
+        own.sort(key=rank)
+        # Ranks begin with what is compared, the best first: it is negative.
+        found += [t.placement for t in own if rank(t)[0] <= rank(own[0])[0] * _CLOSE][:_FINALISTS]
+    return found
 
 
 def check_whole(question: Question, ledgers: Iterable[Ledger], where: str = "--merge") -> None:

@@ -35,6 +35,8 @@ _SOLVED, _TRIES = 0.002, 24
 _LOOSE: Final = 64
 #: Share of a demand that rounding may lose.
 _ROUNDING: Final = 1e-9
+#: Least rate of arrivals, requests per second, as of every workload.
+_LEAST_PER_S: Final = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +71,9 @@ class Population:
             raise InputError("population", "must be >= 1", name="users", value=self.users)
         if not 0 <= self.think_time_s < math.inf:
             raise InputError("population", "must be finite and >= 0", name="think_time_s", value=self.think_time_s)
+        if self.users < _LEAST_PER_S * self.think_time_s:
+            rule = f"is so long that fewer than {_LEAST_PER_S:g} requests per second arrive"
+            raise InputError("--think-time", rule, value=self.think_time_s, hint="give a shorter one, as in 30s")
 
     @property
     def amount(self) -> float:
@@ -539,11 +544,7 @@ class _Sizer:
 
     def _most(self, blocks: Sequence[Block], num_gpus: int) -> float:
         """Return what the blocks serve safely at most on so many GPUs."""
-        most = [0.0] * (num_gpus + 1)
-        for gpus in range(1, num_gpus + 1):
-            own = [most[gpus - b.trial.num_gpus] + b.serves.low for b in blocks if b.trial.num_gpus <= gpus]
-            most[gpus] = max([most[gpus - 1], *own])
-        return most[num_gpus]
+        return most_served([(block.trial.num_gpus, block.serves.low) for block in blocks], num_gpus)
 
     def _may_fail(self, copies: Sequence[Copies], rate: float) -> int:
         """Return how many GPUs may fail wherever they are.
@@ -551,10 +552,7 @@ class _Sizer:
         A GPU that fails takes its instance with it. Either its whole copy is given up and the others share its
         requests, or the rest of the copy goes on with its share: as simulated, whichever instances fail.
         """
-        lows = sorted((kind.goodput_per_s.low for kind in copies for _ in range(kind.count)), reverse=True)
-        failures = 0
-        while failures < len(lows) and sum(lows[failures + 1 :]) >= rate * (1 - _ROUNDING):
-            failures += 1
+        failures = copies_to_spare(copies, rate)
         while all(self._survives(kind, failures + 1) for kind in copies):
             failures += 1
         return failures
@@ -583,6 +581,37 @@ class _Sizer:
             if not stable or sum(lasting) / len(lasting) - _CLEAR * error < self.question.attainment:
                 return False
         return True
+
+
+def most_served(kinds: Sequence[tuple[int, float]], num_gpus: int) -> float:
+    """Return the most that copies serve on so many GPUs.
+
+    Args:
+        kinds: GPUs of a copy and what it serves.
+    """
+    if not kinds:
+        return 0.0
+    # As many other copies as the densest has GPUs would take a multiple of its GPUs, some of them: they serve no more.
+    own, serves = max(kinds, key=lambda kind: (kind[1] / kind[0], -kind[0]))
+    fixed = max(0, (num_gpus - (own - 1) * max(gpus for gpus, _ in kinds)) // own - 1)
+    most = [0.0] * (num_gpus - fixed * own + 1)
+    for left in range(1, len(most)):
+        most[left] = max([most[left - 1], *(most[left - gpus] + each for gpus, each in kinds if gpus <= left)])
+    return fixed * serves + most[-1]
+
+
+def copies_to_spare(copies: Sequence[Copies], rate_per_s: float) -> int:
+    """Return how many copies may be given up, those that serve most first, while the others serve a rate safely."""
+    spare_per_s = sum(kind.count * kind.goodput_per_s.low for kind in copies) - rate_per_s * (1 - _ROUNDING)
+    number = 0
+    for kind in sorted(copies, key=lambda kind: -kind.goodput_per_s.low):
+        # Copies may be millions: whole kinds at once.
+        gone = min(kind.count, max(0, math.floor(spare_per_s / kind.goodput_per_s.low)))
+        number += gone
+        spare_per_s -= gone * kind.goodput_per_s.low
+        if gone < kind.count:
+            break
+    return number
 
 
 def mean_e2e_s(asked: Scenario, probe: Probe) -> float:

@@ -151,6 +151,14 @@ def test_a_failing_file_system_exits_1(cli: Cli, monkeypatch: pytest.MonkeyPatch
     assert cli.refused("models", code=1) == "/data/x: No space left on device"
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="writes to /dev/full")
+def test_a_full_disk_behind_stdout_is_named() -> None:
+    with Path("/dev/full").open("w") as full:
+        command = [sys.executable, "-m", "dsim", "gpus"]
+        run = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert (run.returncode, run.stderr) == (1, "error: standard output: No space left on device\n")
+
+
 def test_an_error_of_dsims_own_is_not_disguised(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken() -> None:
         raise ZeroDivisionError

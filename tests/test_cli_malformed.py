@@ -163,6 +163,8 @@ SEARCH = [
     ("--price", "h100=2", "--price: 'h100' is not used: a100-80g; leave it out"),
     ("--price", "h101=2", "--price: 'h101' is not a known GPU; did you mean"),
     ("--price", "a100-80g=2,a100-sxm=3", "--price: 'a100-80g' is given twice; correct it or leave it out"),
+    ("--price", "2,3", "--price: '3' is given twice for all GPUs; give one price of all GPUs, and others by name"),
+    ("--price", "1e300", "--price: '1e300' must be <= 1e+06; as in --price 2.5"),
     ("--pareto", "yes", "--pareto: "),
     ("--model", "12b", "--model: '12b' is not a known model"),
     ("--evidence", "hearsay", "'hearsay' is not one of"),

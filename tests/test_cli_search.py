@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +59,15 @@ def test_the_level_of_the_intervals(cli: Cli) -> None:
         assert result["question"]["confidence"] == {"80%": 0.8, "0.99": 0.99}[level]
     assert limits["80%"]["best"] == limits["0.99"]["best"]
     assert limits["0.99"]["low"] < limits["80%"]["low"] < limits["80%"]["high"] < limits["0.99"]["high"]
-    assert "80% interval" in cli(*QUICK, "--mode", "colocated", "--confidence", "0.8").out
+    for level in ("80%", "99.95%"):
+        assert f" {level} interval" in cli(*QUICK, "--mode", "colocated", "--confidence", level).out
+
+
+def test_rates_of_thousands_are_written_out(cli: Cli) -> None:
+    tiny = ("--mode", "colocated", "--slo", "ttft=0.05,tpot=0.1", "-w", "fixed:1,1", "-n", "2000", "--top", "1")
+    run = cli(*QUICK, *tiny)
+    assert run.code == 0
+    assert re.search(r"best colocated: \S+ \(orca\) on . GPUs?, \d,\d{3} \(\d,\d{3} - \d,\d{3}\) requests/s", run.out)
 
 
 def test_kv_blocks_of_every_trial(cli: Cli) -> None:
@@ -175,6 +184,10 @@ def test_no_placement_can_run(cli: Cli) -> None:
     assert run.err.count("\n") == 1
     assert run.err.startswith("error: --gpus: no placement of opt-66b can run on 1 GPU (1xC:tp1pp1")
     assert "give more GPUs" in run.err
+    # Of prefill and decode instances there is not one pair.
+    run = cli(*arguments, "--mode", "disaggregated")
+    assert run.code == 3
+    assert "no placement to compare\n" in run.out
 
 
 def test_no_placement_meets_the_limits(cli: Cli) -> None:

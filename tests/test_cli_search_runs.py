@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sqlite3
 from pathlib import Path
 from typing import Any
@@ -218,7 +219,10 @@ def test_shards_and_their_merge(cli: Cli, folder: Path, tmp_path: Path, referenc
     assert [t["placement"] for t in found["trials"]][:2] == [t["placement"] for t in whole["trials"]][:2]
     assert sorted(t["placement"] for t in found["trials"]) == sorted(t["placement"] for t in whole["trials"])
     assert found["question"] == whole["question"]
-    assert cli.refused(*merging, "--merge", str(other), "--merge", str(shards)).endswith("another place")
+    twice = f"{shards}{os.sep}."
+    for shown in (str(shards), twice):
+        why = cli.refused(*merging, "--merge", str(other), "--merge", shown)
+        assert why == f"--merge: '{Path(shown)}' is given twice; give every directory once"
     assert cli.refused(*merging, "--merge", str(other), "--seed", "1").startswith(
         "--merge: has shard 1/3 of another search, or by another build of dsim; "
     )
@@ -238,13 +242,27 @@ def test_a_placement_whose_time_is_over_is_a_failed_row(cli: Cli, folder: Path) 
     trials = json.loads(run.out)["trials"]
     assert {trial["state"] for trial in trials} == {"FAILED"}
     assert trials[0]["reasons"] == ["its runs took more than 1e-06 s of CPU time (--time-limit)"]
-    # A failure stays one until it is tried again.
+    # A failure stays one until it is tried again; then the files are those of a search in which nothing failed.
     assert cli(*COLOCATED, "-o", str(folder), "--resume").code == 3
-    (folder / "result.json").unlink()
-    (folder / "trials.csv").unlink()
     run = cli(*COLOCATED, "-o", str(folder), "--resume", "--retry-failed", "--format", "json")
     assert run.code == 0
-    assert run.out == cli(*COLOCATED, "--format", "json").out
+    fresh = folder.with_name("fresh")
+    assert run.out == cli(*COLOCATED, "-o", str(fresh), "--format", "json").out
+    assert content(folder) == content(fresh)
+    (folder / "runs.sqlite").unlink()
+    why = cli.refused(*COLOCATED, "-o", str(folder), "--resume", "--retry-failed")
+    assert why.startswith(f"--retry-failed: '{folder}' finds no runs.sqlite; leave it out")
+
+
+def test_a_directory_that_cannot_be_made(cli: Cli, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def denied(self: Path, *_: object, **__: object) -> None:
+        raise OSError(1, "Operation not permitted", str(self))
+
+    monkeypatch.setattr(Path, "mkdir", denied)
+    why = f"--output-dir: '{folder}' cannot be made: Operation not permitted; give another directory"
+    assert cli.refused(*COLOCATED, "-o", str(folder)) == why
+    simulated = ("simulate", "-m", "13b", "--placement", "1xC:tp1pp1", "--rate", "2", "-n", "20", "--finite")
+    assert cli.refused(*simulated, "-o", str(folder)) == why
 
 
 def test_size_goes_on_too(cli: Cli, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -270,5 +288,5 @@ def test_nothing_is_written_without_being_asked(cli: Cli, tmp_path: Path, monkey
 def test_kills_cost_nothing_but_time(tmp_path: Path) -> None:
     """`python -m tests.kill_search 20` does it often."""
     lines: list[str] = []
-    rounds(tmp_path, 1, 1, lines.append)
-    assert [line.split()[0] for line in lines] == ["uninterrupted:", "runner", "worker"]
+    assert rounds(tmp_path, 1, 1, lines.append) == 1
+    assert [line.split()[0] for line in lines] == ["uninterrupted:", "runner", "worker", "1"]

@@ -570,6 +570,27 @@ def test_shards_give_the_answer_of_one_search(path: Path, answer: dict[str, Any]
     assert fresh.calls < 0.1 * answer["probes"]
 
 
+def test_the_best_of_the_shards_is_in_the_merge() -> None:
+    """Also where the short runs of the merge would drop it."""
+    ledgers = shards(3)
+    merged = merge(QUESTION, ledgers)
+    shown = {trial.placement for trial in merged.complete}
+    dropped = next(t for ledger in ledgers for t in ledger.trials if t.goodput and t.placement not in shown)
+    best = max(t.goodput.rate_per_s.best / t.num_gpus for t in merged.complete if t.goodput)
+    assert dropped.goodput is not None
+    scale = 1.01 * best * dropped.num_gpus / dropped.goodput.rate_per_s.best
+    better = dataclasses.replace(
+        dropped, goodput=dataclasses.replace(dropped.goodput, rate_per_s=dropped.goodput.rate_per_s * scale)
+    )
+    told = [
+        dataclasses.replace(ledger, trials=tuple(better if t is dropped else t for t in ledger.trials))
+        for ledger in ledgers
+    ]
+    again = merge(QUESTION, told)
+    assert {trial.placement for trial in again.complete} == {*shown, dropped.placement}
+    assert again.question == merged.question == QUESTION.to_dict()
+
+
 def test_every_candidate_is_in_one_shard() -> None:
     everyone = candidates(QUESTION)
     for parts in (1, 2, 5, 40):

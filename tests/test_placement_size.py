@@ -24,7 +24,20 @@ from placement.goodput import Goodput
 from placement.objective import prices_of
 from placement.result import Best, SearchResult, State, Trial
 from placement.search import Question, search
-from placement.size import Block, Copies, Population, Rate, Sizing, _Sizer, cover, num_nodes, size, solve_law
+from placement.size import (
+    Block,
+    Copies,
+    Population,
+    Rate,
+    Sizing,
+    _Sizer,
+    copies_to_spare,
+    cover,
+    most_served,
+    num_nodes,
+    size,
+    solve_law,
+)
 from placement.space import Cluster
 from placement.statistics import Interval
 from tests.tiny import tiny_question
@@ -328,10 +341,45 @@ def test_instances_that_may_fail() -> None:
     assert sizer._may_fail([Copies(pair, 3, 8.0, goodput)], 24.0) == 1
 
 
+@given(
+    kinds=st.lists(st.tuples(st.integers(1, 5), st.integers(1, 20)), min_size=1, max_size=3),
+    percent=st.integers(1, 110),
+)
+def test_copies_to_spare_are_what_one_by_one_gives(kinds: list[tuple[int, int]], percent: int) -> None:
+    placement = Placement.parse("1xC:tp1pp1")
+    copies = [Copies(placement, count, 1.0, Interval(float(low), low + 1.0, low + 2.0)) for count, low in kinds]
+    lows = sorted((low for count, low in kinds for _ in range(count)), reverse=True)
+    rate = sum(lows) * percent / 100
+    spared = [number for number in range(len(lows)) if sum(lows[number:]) >= rate]
+    assert copies_to_spare(copies, rate) == max(spared, default=0)
+
+
+@given(
+    kinds=st.lists(st.tuples(st.integers(1, 6), st.integers(0, 30)), max_size=4),
+    num_gpus=st.integers(0, 120),
+)
+def test_the_most_that_gpus_serve_is_what_all_combinations_give(kinds: list[tuple[int, int]], num_gpus: int) -> None:
+    most = [0] * (num_gpus + 1)
+    for left in range(1, num_gpus + 1):
+        most[left] = max([most[left - 1], *(most[left - gpus] + each for gpus, each in kinds if gpus <= left)])
+    assert most_served([(gpus, float(each)) for gpus, each in kinds], num_gpus) == most[num_gpus]
+    assert most_served([(1, 1.0), (3, 3.5)], 10**9) == 333_333_333 * 3.5 + 1
+
+
+def test_millions_of_copies_are_not_counted_one_by_one() -> None:
+    many = Copies(Placement.parse("1xC:tp1pp1"), 10**9, 1.0, Interval(1.5, 2.0, 2.5))
+    assert copies_to_spare([many], 1.2e9) == 200_000_000
+
+
 @pytest.mark.parametrize("demand", [(0, 1.0), (3, -1.0), (3, math.nan)])
 def test_populations_that_are_none(demand: tuple[int, float]) -> None:
     with pytest.raises(InputError, match="population"):
         Population(*demand)
+
+
+def test_users_who_hardly_ever_come_back() -> None:
+    with pytest.raises(InputError, match=r"--think-time: 1e\+30 is so long that fewer than 1e-09 requests per second"):
+        Population(1000, 1e30)
 
 
 def test_what_a_finite_run_serves_does_not_last() -> None:

@@ -57,10 +57,23 @@ def to_csv(rows: Sequence[Mapping[str, object]], first: Sequence[str] = ()) -> s
 
 def emit(text: str) -> None:
     """Print data on stdout; a reader that has gone away, such as `head`, is no failure."""
-    try:
+    with _to_stdout():
         typer.echo(text, nl=False)
+
+
+@contextlib.contextmanager
+def _to_stdout() -> Iterator[None]:
+    """Name stdout where it cannot be written; a reader that has gone away is no failure.
+
+    Either way what is left of the text is not tried again when Python ends.
+    """
+    try:
+        yield
     except BrokenPipeError:
         silence_stdout()
+    except OSError as error:
+        silence_stdout()
+        raise OSError(error.errno, error.strerror, "standard output") from None
 
 
 def emit_data(
@@ -105,24 +118,26 @@ def show(*parts: Table | str, color: bool = True) -> None:
 
     # As wide as it needs: a terminal wraps whole lines, folded numbers cannot be read.
     console = Console(no_color=not color, highlight=False, width=10_000)
-    for number, part in enumerate(parts):
-        with console.capture() as printed:
-            if isinstance(part, str):
-                console.print(Text(part), soft_wrap=True)
-            else:
-                table = RichTable(box=SIMPLE_HEAD, pad_edge=False)
-                for heading in part.headings:
-                    left = heading.startswith("<")
-                    table.add_column(heading.removeprefix("<"), justify="left" if left else "right")
-                for row in part.rows:
-                    table.add_row(*(Text(cell) for cell in row))
-                console.print(table)
-        lines = [line.rstrip() for line in printed.get().splitlines()]
-        while len(lines) > 1 and not lines[-1]:
-            lines.pop()
-        while len(lines) > 1 and not lines[0]:
-            lines.pop(0)
-        emit("\n" * (number > 0) + "\n".join(lines) + "\n")
+    # Rich flushes stdout when it has captured something.
+    with _to_stdout():
+        for number, part in enumerate(parts):
+            with console.capture() as printed:
+                if isinstance(part, str):
+                    console.print(Text(part), soft_wrap=True)
+                else:
+                    table = RichTable(box=SIMPLE_HEAD, pad_edge=False)
+                    for heading in part.headings:
+                        left = heading.startswith("<")
+                        table.add_column(heading.removeprefix("<"), justify="left" if left else "right")
+                    for row in part.rows:
+                        table.add_row(*(Text(cell) for cell in row))
+                    console.print(table)
+            lines = [line.rstrip() for line in printed.get().splitlines()]
+            while len(lines) > 1 and not lines[-1]:
+                lines.pop()
+            while len(lines) > 1 and not lines[0]:
+                lines.pop(0)
+            emit("\n" * (number > 0) + "\n".join(lines) + "\n")
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,9 +173,7 @@ class OutputFolder:
         """Write the files; they get their names only when all are complete."""
         self.check(list(files))
         with contextlib.ExitStack() as stack:
-            for folder in [f for f in reversed((self.path, *self.path.parents)) if not f.exists()]:
-                folder.mkdir()
-                stack.callback(_remove_if_empty, folder)
+            make_folder(self.path, stack)
             staged = {name: stack.enter_context(self._staged(name, content)) for name, content in files.items()}
             for name, temporary in staged.items():
                 temporary.replace(self.path / name)
@@ -173,6 +186,21 @@ class OutputFolder:
             yield temporary
         finally:
             temporary.unlink(missing_ok=True)
+
+
+def make_folder(path: Path, stack: contextlib.ExitStack) -> None:
+    """Make an output directory, which is removed again while it is empty.
+
+    Raises:
+        InputError: it cannot be made.
+    """
+    for folder in [folder for folder in reversed((path, *path.parents)) if not folder.exists()]:
+        try:
+            folder.mkdir()
+        except OSError as error:
+            rule = f"cannot be made: {error.strerror}"
+            raise InputError("--output-dir", rule, value=str(path), hint="give another directory") from None
+        stack.callback(_remove_if_empty, folder)
 
 
 def _remove_if_empty(folder: Path) -> None:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 def plan_parts(plan: Plan, question: Question, prices: Prices) -> list[Table | str]:
     """Return the parts of a plan's report, in order."""
-    from dsim.cli.tables import percent
+    from dsim.cli.tables import figures, level, percent
     from placement.cover import gpus_by_type
 
     copies = ", ".join(f"{kind.count} x ({kind.placement.label})" for kind in plan.copies)
@@ -33,8 +33,9 @@ def plan_parts(plan: Plan, question: Question, prices: Prices) -> list[Table | s
         f"needs {number_of(plan.num_gpus, 'GPU')} ({of_types}{_nodes(plan, question)}): {copies}",
         f"GPUs if every goodput were its estimate: {plan.gpus_at_estimate}; its upper limit: "
         f"{plan.gpus_at_most_optimistic}",
-        f"safe: it serves {capacity.low:.4g} requests/s at the lower limits of the goodputs, {plan.rate_per_s:.4g} are "
-        f"asked for; the probability that these limits hold is at least {plan.confidence:.1%}",
+        f"safe: it serves {figures(capacity.low, 4)} requests/s at the lower limits of the goodputs, "
+        f"{figures(plan.rate_per_s, 4)} are "
+        f"asked for; the probability that these limits hold is at least {level(plan.confidence)}",
         f"headroom: {percent(load.best)} ({percent(load.low)} - {percent(load.high)}) of the goodput of "
         f"{_interval(capacity)} requests/s is used",
         f"{number_of(plan.gpus_may_fail, 'GPU')} may fail, wherever, before requests may miss the target; for each "
@@ -67,12 +68,14 @@ def not_enough(option: str, amount: float, sizing: Sizing, question: Question) -
     Args:
         amount: of requests per second, or of users, that the option asks for.
     """
+    from dsim.cli.tables import figures
+
     plan = sizing.plan
     assert plan is not None
     if sizing.most is None:
         most = ""
     elif sizing.most < amount:
-        most = f", of which the GPUs there are serve {sizing.most:.4g} safely"
+        most = f", of which the GPUs there are serve {figures(sizing.most, 4)} safely"
     else:
         most = ", and such copies do not pack into the nodes there are"
     return (
@@ -90,4 +93,6 @@ def _nodes(plan: Plan, question: Question) -> str:
 
 
 def _interval(interval: Interval) -> str:
-    return f"{interval.best:.4g} ({interval.low:.4g} - {interval.high:.4g})"
+    from dsim.cli.tables import figures
+
+    return f"{figures(interval.best, 4)} ({figures(interval.low, 4)} - {figures(interval.high, 4)})"

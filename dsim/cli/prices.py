@@ -27,6 +27,8 @@ PriceOption = Annotated[
         help="Price of a GPU for an hour, as 2.5 or h100=2.5; may be repeated. [default: the catalog's]",
     ),
 ]
+#: Highest price of a GPU, USD an hour: more is a mistake.
+_MOST_USD = 1e6
 _HINT = "as in --price 2.5 or --price h100=2.5 (USD an hour and GPU)"
 
 
@@ -50,19 +52,26 @@ def asked_prices(
     used = {role: profile for role, profile in profiles.items() if role in roles}
     names = list(dict.fromkeys(gpu.name for gpu in (*(profile.gpu for profile in used.values()), *others)))
     given: dict[str, float] = {}
+    of_all: float | None = None
     for text in (part for item in texts or () for part in item.split(",")):
         gpu, equals, amount = text.rpartition("=")
         value, unit = split_quantity(amount, "--price", hint=_HINT)
         if unit is not None:
             raise InputError("--price", f"has a unit {unit!r}", value=text, hint=_HINT)
-        number("--price", value, at_least=0)
+        if number("--price", value, at_least=0) > _MOST_USD:
+            raise InputError("--price", f"must be <= {_MOST_USD:g}", value=text, hint=_HINT)
         if equals:
             name = _used(gpu.strip(), names)
             if name in given:
                 raise InputError("--price", "is given twice", value=name)
             given[name] = value
+        elif of_all is not None:
+            hint = "give one price of all GPUs, and others by name, as in --price 2.5 --price h100=4"
+            raise InputError("--price", "is given twice for all GPUs", value=text, hint=hint)
         else:
-            given |= {name: value for name in names if name not in given}
+            of_all = value
+    if of_all is not None:
+        given = dict.fromkeys(names, of_all) | given
     return prices_of(used, given, others=others)
 
 

@@ -112,6 +112,10 @@ class Runs:
 
         OutputFolder(self.folder, overwrite=self.overwrite or self.resume).check([] if self.shard else names)
         own = self.own
+        if self.retry_failed and own is not None and not own.exists():
+            # Result files beside it would be of something else.
+            hint = "leave it out, or give the directory of the search"
+            raise InputError("--retry-failed", f"finds no {own.name}", value=str(self.folder), hint=hint)
         if own is None or not own.exists() or self.overwrite or self.resume:
             return
         rule = f"already has {own.name}, the runs of a search"
@@ -137,6 +141,7 @@ class Runs:
         Raises:
             InputError: the file is of another search, or no cache.
         """
+        from dsim.cli.output import make_folder
         from placement.cache import Cache, remove
 
         if self.cache is not None:
@@ -150,7 +155,7 @@ class Runs:
             yield None
             return
         with contextlib.ExitStack() as stack:
-            _make(self.folder, stack)
+            make_folder(self.folder, stack)
             if self.overwrite and own.is_file() and own.stat().st_size:
                 remove(own)
             cache = Cache(own, remedy="replace it with --overwrite, or give another directory")
@@ -230,7 +235,10 @@ class Runs:
 
         with contextlib.ExitStack() as stack:
             caches, ledgers = [], []
-            for folder in self.merge:
+            places = [folder.resolve() for folder in self.merge]
+            for number, folder in enumerate(self.merge):
+                if places[number] in places[:number]:
+                    raise InputError("--merge", "is given twice", value=str(folder), hint="give every directory once")
                 if not folder.is_dir():
                     hint = "give the directories that --shard wrote to"
                     raise InputError("--merge", "is no directory", value=str(folder), hint=hint)
@@ -244,13 +252,16 @@ class Runs:
     def write(self, files: Mapping[str, str | bytes]) -> None:
         """Write the results; with --resume, those that are there already must be the same.
 
+        With --retry-failed they are of the same search before its failures were tried again, and are replaced.
+
         Raises:
             InputError: a file is there that this search has not written.
         """
         from dsim.cli.output import OutputFolder
 
         assert self.folder is not None
-        present = [name for name in files if self.resume and (self.folder / name).exists()]
+        kept = self.resume and not self.retry_failed
+        present = [name for name in files if kept and (self.folder / name).exists()]
         foreign = [name for name in present if not _is(self.folder / name, files[name])]
         if foreign:
             rule = (
@@ -258,7 +269,7 @@ class Runs:
             )
             raise InputError("--output-dir", rule, value=str(self.folder), hint="move what is there away")
         fresh = {name: content for name, content in files.items() if name not in present}
-        OutputFolder(self.folder, overwrite=self.overwrite).write(fresh)
+        OutputFolder(self.folder, overwrite=self.overwrite or self.retry_failed).write(fresh)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -345,18 +356,6 @@ def told_where_to_go_on(runs: Runs, *, quiet: bool) -> Iterator[None]:
         if runs.own is not None and runs.own.exists():
             note(f"stopped; the same command with --resume goes on with {runs.folder}", quiet=quiet)
         raise
-
-
-def _make(folder: Path, stack: contextlib.ExitStack) -> None:
-    """Make a directory, which is removed again while it is empty."""
-    for part in [part for part in reversed((folder, *folder.parents)) if not part.exists()]:
-        part.mkdir()
-        stack.callback(_remove_if_empty, part)
-
-
-def _remove_if_empty(folder: Path) -> None:
-    with contextlib.suppress(OSError):
-        folder.rmdir()
 
 
 def _is(path: Path, content: str | bytes) -> bool:

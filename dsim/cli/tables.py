@@ -60,6 +60,24 @@ def milliseconds(seconds: float | None) -> str:
     return "-" if seconds is None or math.isnan(seconds) else f"{seconds * 1e3:,.1f}"
 
 
+def level(confidence: float) -> str:
+    """Return a level of confidence, never rounded to certainty.
+
+    >>> level(0.95), level(0.995), level(0.9999)
+    ('95%', '99.5%', '99.99%')
+    """
+    return f"{100 * confidence:.15g}%" if confidence > 0.999_999 else f"{100 * confidence:.6g}%"
+
+
+def figures(number: float, most: int = 3) -> str:
+    """Return a number with so many figures at most, and all of those before the point.
+
+    >>> figures(2.8571), figures(22.86), figures(4072.4), figures(1.3e9, 4), figures(0.00012345)
+    ('2.86', '22.9', '4,072', '1,300,000,000', '0.000123')
+    """
+    return f"{number:,.0f}" if abs(number) >= 10**most else f"{number:.{most}g}"
+
+
 def percent(share: float | None) -> str:
     """Return a share in per cent."""
     return "-" if share is None or math.isnan(share) else f"{share:.1%}"
@@ -148,7 +166,7 @@ def _verdict(result: SearchResult, *, num_gpus: int) -> list[str]:
 
 def _trials(result: SearchResult, *, num_gpus: int, confidence: float) -> Table:
     table = Table(
-        ["<placement", "GPUs", "requests/s per GPU", f"{confidence:.0%} interval", "<tied", f"total on {num_gpus}",
+        ["<placement", "GPUs", "requests/s per GPU", f"{level(confidence)} interval", "<tied", f"total on {num_gpus}",
          "TTFT met", "TPOT met", "<limited by", "<busy", "of saturation"]
     )  # fmt: skip
     for trial in result.complete:
@@ -214,7 +232,7 @@ def _remarks(result: SearchResult) -> list[str]:
         if state in states
     )
     runs = f"{number_of(result.probes, 'run')} of {result.requests:,} requests"
-    lines = [f"{number_of(len(states), 'placement')}: {counts}; {runs}"]
+    lines = [f"{number_of(len(states), 'placement')}: {counts}; {runs}" if states else "no placement to compare"]
     lines += [f"infeasible, {len(found)}: {reason}" for reason, found in result.infeasible.items()]
     lines += [f"failed: {trial.placement.label}: {'; '.join(trial.reasons)}" for trial in _failed(result)]
     lines += [f"warning: {warning}" for warning in result.warnings]
@@ -230,4 +248,4 @@ def _failed(result: SearchResult) -> list[Trial]:
 
 
 def _interval(interval: Interval) -> str:
-    return f"{interval.best:.3g} ({interval.low:.3g} - {interval.high:.3g})"
+    return f"{figures(interval.best)} ({figures(interval.low)} - {figures(interval.high)})"
