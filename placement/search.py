@@ -478,8 +478,8 @@ class _Search:
             self.race.seek({e: _shared(self.given_starts[e.placement], e.num_gpus) for e in entrants})
         wanted = [e for e in entrants if e.placement in self.question.always]
         self.race.seek({e: e.expected for e in wanted})
-        self.starts = {e.placement: e.estimator.start_per_s for e in entrants if e.estimator is not None}
         self._confirm(entrants, goals)
+        self.starts = {e.placement: e.estimator.start_per_s for e in entrants if e.estimator is not None}
         known = {e: e.per_gpu or e.guess for e in entrants}
         reported = dict.fromkeys([e for goal in goals for e in goal.best] + [e for e in wanted if e.failed > 0])
         self._estimate({e: known[e] for e in reported})
@@ -603,11 +603,22 @@ class _Search:
             known: goodput per GPU that the race found or guesses, 0 where neither; lowered where a long run does.
         """
         for _ in range(_CHALLENGERS):
-            shown, best = (
-                max((e.per_gpu * e.thrift for e in goal.members if e in reported and e.failure is None), default=0.0)
-                for goal in (kind, everyone)
+            shown = max(
+                (e for e in kind.members if e in reported and e.failure is None and e.per_gpu > 0),
+                key=lambda e: (e.per_gpu * e.thrift, -e.num_gpus, e.placement.label),
+                default=None,
             )
-            least = min(shown, best * _CLOSE) if shown > best * _BEHIND else shown * _CLEARLY
+            if shown is None:
+                return
+            best = max(e.per_gpu * e.thrift for e in everyone.members if e in reported and e.failure is None)
+            reached = shown.per_gpu * shown.thrift
+            if reached <= best * _BEHIND:
+                least = reached * _CLEARLY
+            elif reached < best:
+                least = min(reached, best * _CLOSE)
+            else:
+                # What short runs say is compared with what they say of the best, if that is less.
+                least = min(reached, known[shown] * shown.thrift) * _CLOSE
             close = [
                 e for e in kind.members if e not in reported and e.failure is None and known[e] * e.thrift > least > 0
             ]
