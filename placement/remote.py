@@ -100,6 +100,20 @@ def _address_in(scheduler_file: Path) -> str:
     return str(json.loads(scheduler_file.read_text(encoding="utf-8"))["address"])
 
 
+def _check_answers(host: str, port: int, *, speaks_first: bool) -> None:
+    """See that somebody is there; a client would wait for ever for one who takes a connection and says nothing.
+
+    Args:
+        speaks_first: whoever is there says something first, as a scheduler does over tcp.
+
+    Raises:
+        OSError: nobody is there, or stays silent.
+    """
+    with socket.create_connection((host, port), timeout=_CONNECT_S) as connection:
+        if speaks_first and not connection.recv(1):
+            raise ConnectionResetError
+
+
 @contextmanager
 def dask_cluster(address: str) -> Iterator[DaskPool]:
     """Provide the workers of a cluster.
@@ -123,7 +137,7 @@ def dask_cluster(address: str) -> Iterator[DaskPool]:
         place = _address_in(Path(address)) if Path(address).is_file() else address
         # A client that finds nobody complains on stderr long after.
         host, port = get_address_host_port(place)
-        socket.create_connection((host, port), timeout=_CONNECT_S).close()
+        _check_answers(host, port, speaks_first=place.startswith("tcp://") or "://" not in place)
         client = Client(place, timeout=_CONNECT_S, set_as_default=False)
     except (OSError, TimeoutError, ValueError, KeyError, TypeError):
         hint = "give the scheduler's address, as tcp://host:8786, or its scheduler file"

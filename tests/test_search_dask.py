@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -13,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from dsim.errors import InputError
+from placement import remote
 from tests.dask_workers import OTHER_CODE, PIDS, SAME_CODE
 
 pytestmark = pytest.mark.skipif(find_spec("distributed") is None, reason="needs distributed: pip install 'dsim[dask]'")
@@ -103,6 +106,17 @@ def test_a_worker_of_another_dsim_is_refused(cluster: Cluster) -> None:
     assert err.startswith("error: --dask: tcp://")
     assert "has another build of dsim 0.1.0, or another Python or numpy; here is dsim 0.1.0; install the same on" in err
     assert cluster.ask(SAME_CODE) == "changed"
+
+
+def test_who_says_nothing_is_no_scheduler(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client would wait for ever."""
+    monkeypatch.setattr(remote, "_CONNECT_S", 0.5)
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        address = f"tcp://127.0.0.1:{silent.getsockname()[1]}"
+        with pytest.raises(InputError, match="has no scheduler that answers"), remote.dask_cluster(address):
+            pass
 
 
 @pytest.mark.parametrize("address", ["nonsense", "tcp://127.0.0.1:1", str(ROOT / "pyproject.toml")])
