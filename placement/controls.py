@@ -34,19 +34,28 @@ _SCALES: Final = (0.2, 4.0)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Requests:
-    """Requests at unit rate, columns of shape (n,)."""
+    """Requests at unit rate, columns of shape (n,).
+
+    Args:
+        lengths, which: the different numbers of computed tokens, and which of them each request has.
+    """
 
     arrival_s: Floats
     computed_tokens: Floats
     output_tokens: Floats
+    lengths: Floats
+    which: NDArray[np.intp]
 
     @classmethod
     def of(cls, trace: Trace) -> _Requests:
         computed = trace.prompt_tokens - trace.cached_prompt_tokens
-        return cls(trace.arrival_s, computed.astype(np.float64), trace.output_tokens.astype(np.float64))
+        lengths, which = np.unique(computed.astype(np.float64), return_inverse=True)
+        columns = trace.arrival_s, computed.astype(np.float64), trace.output_tokens.astype(np.float64)
+        return cls(*columns, lengths, which)
 
     def head(self, count: int) -> _Requests:
-        return _Requests(self.arrival_s[:count], self.computed_tokens[:count], self.output_tokens[:count])
+        columns = self.arrival_s[:count], self.computed_tokens[:count], self.output_tokens[:count]
+        return _Requests(*columns, self.lengths, self.which[:count])
 
 
 @dataclass(slots=True, eq=False)
@@ -168,9 +177,14 @@ class _Queue:
             limit_s = float(np.quantile(queue(scale, math.inf).sojourns_s(usual), case.target))
         return queue(scale, limit_s)
 
+    def services_s(self, requests: _Requests) -> Floats:
+        """Return the service time of each request."""
+        found: Floats = np.interp(requests.lengths, self.lengths, self.service_s)[requests.which]
+        return found
+
     def sojourns_s(self, requests: _Requests) -> Floats:
         """Return wait and service of each request, by Lindley's recursion."""
-        service_s = np.interp(requests.computed_tokens, self.lengths, self.service_s)
+        service_s = self.services_s(requests)
         gaps_s = np.diff(requests.arrival_s) / self.rate_per_s
         work_s = np.concatenate([[0.0], np.cumsum(self.scale * service_s[:-1] - gaps_s)])
         found: Floats = work_s - np.minimum.accumulate(work_s) + service_s
@@ -180,7 +194,7 @@ class _Queue:
         """Return the controls of the stretches after the `first` requests, shape (parts, 3)."""
         met = (self.sojourns_s(requests) <= self.limit_s)[first:].astype(np.float64)
         gaps = np.diff(requests.arrival_s, prepend=0.0)[first:]
-        service_s = np.interp(requests.computed_tokens, self.lengths, self.service_s)[first:]
+        service_s = self.services_s(requests)[first:]
         gap = stretches(gaps, parts)
         work = stretches(service_s, parts) / gap
         decoded = stretches(requests.output_tokens[first:], parts) / gap
