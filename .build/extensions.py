@@ -14,6 +14,7 @@ import sysconfig
 import tempfile
 import tomllib
 from concurrent.futures import ThreadPoolExecutor
+from itertools import chain
 from pathlib import Path
 from typing import Any, Final
 
@@ -53,6 +54,23 @@ def build(target: Path, root: Path = ROOT) -> None:
     os.environ["MYPYPATH"] = str(Path(__file__).parent / "stubs")
     import setuptools
     from mypyc.build import mypycify
+    from setuptools.command.build_ext import build_ext
+
+    class _ParallelBuild(build_ext):
+        """Compiles the files of an extension at the same time."""
+
+        def build_extensions(self) -> None:
+            compiler: Any = self.compiler
+            if compiler.compiler_type == "unix":
+                one_by_one = compiler.compile
+
+                def compile_all(sources: list[str], **named: Any) -> list[str]:  # noqa: ANN401 handed on
+                    with ThreadPoolExecutor(os.cpu_count()) as threads:
+                        parts = threads.map(lambda source: one_by_one([source], **named), sources)
+                        return list(chain.from_iterable(parts))
+
+                compiler.compile = compile_all
+            super().build_extensions()
 
     with tempfile.TemporaryDirectory() as scratch:
         extensions = mypycify(
@@ -75,32 +93,10 @@ def build(target: Path, root: Path = ROOT) -> None:
             flags = [flag for flag in extension.extra_compile_args if flag != "-Werror"]
             # No fused multiply-add: results are the same on every machine, compiled or not.
             extension.extra_compile_args = flags if os.name == "nt" else [*flags, "-ffp-contract=off"]
-        distribution = setuptools.Distribution({"name": "dsim", "ext_modules": extensions})
-        command = distribution.get_command_obj("build_ext")
+        command = _ParallelBuild(setuptools.Distribution({"name": "dsim", "ext_modules": extensions}))
         command.build_lib, command.build_temp = str(target), f"{scratch}/o"
         command.ensure_finalized()
-        original = command.build_extensions
-
-        def build_extensions() -> None:
-            if command.compiler.compiler_type == "unix":
-                _in_parallel(command.compiler)
-            original()
-
-        command.build_extensions = build_extensions
         command.run()
-
-
-def _in_parallel(compiler: Any) -> None:  # noqa: ANN401 setuptools has a class for each system
-    """Let a compiler take its files at the same time."""
-    one_by_one = compiler.compile
-
-    def compile_all(sources: list[str], **named: Any) -> list[str]:  # noqa: ANN401 handed on
-        with ThreadPoolExecutor(os.cpu_count()) as threads:
-            return [
-                path for paths in threads.map(lambda source: one_by_one([source], **named), sources) for path in paths
-            ]
-
-    compiler.compile = compile_all
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 _SWITCH: Final = "DSIM_COMPILE"
 
 
-class CompiledModules(BuildHookInterface):
+class CompiledModules(BuildHookInterface[Any]):
     """What hatchling asks before it builds a wheel."""
 
     _scratch: str | None = None
