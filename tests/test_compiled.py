@@ -83,6 +83,7 @@ def test_results_are_copied_and_pickled_whole() -> None:
             np.testing.assert_array_equal(again.columns[name], values)
 
 
+@pytest.mark.usefixtures("no_gc_callbacks")
 @pytest.mark.parametrize(
     "placement", ["1xP:tp1pp1 + 1xD:tp1pp1", "1xD:tp1pp1 + 1xP:tp1pp2", "2xC:tp1pp1", "1xC:tp1pp2"]
 )
