@@ -16,7 +16,7 @@ from dsim.kv import KvCache, num_blocks
 from dsim.policies import DECODE, IDLE, LoopState, Step, scheduling_policy
 from dsim.pools import Pool, Role
 from dsim.profile import BatchLimits, Preemption, Profile
-from dsim.recorder import StepRecord
+from dsim.records import StepRecord
 from dsim.routing import OnlyOne
 
 if TYPE_CHECKING:

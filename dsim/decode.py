@@ -14,7 +14,7 @@ from dsim.job import Job
 from dsim.kv import num_blocks
 from dsim.pools import Parallelism, Role
 from dsim.profile import BatchLimits, FirstToken, HandoverMode, Preemption, Profile
-from dsim.recorder import StepRecord
+from dsim.records import StepRecord
 from dsim.routing import OnlyOne
 from dsim.running import RunningBatch
 from dsim.transfer import Port, TransferTimes, post, transfer_times
@@ -198,7 +198,7 @@ class DecodeInstance:
             if len(batch.members) < self._max_requests:
                 context = batch.context + batch.fresh_context + batch.recompute_context
                 if context < least:
-                    emptiest, least = batch, context
+                    emptiest, least = batch, float(context)
         return emptiest
 
     def _fits(self, job: Job) -> bool:

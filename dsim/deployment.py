@@ -20,7 +20,8 @@ from dsim.options import Options
 from dsim.pools import Placement, Pool, Role
 from dsim.prefill import PrefillInstance
 from dsim.profile import BatchLimits, FirstToken, Profile
-from dsim.recorder import KvRecord, Recorder
+from dsim.recorder import Recorder
+from dsim.records import KvRecord
 from dsim.routing import Router, router
 from dsim.workload.lengths import Integers
 from dsim.workload.streams import stream
@@ -77,9 +78,9 @@ class Deployment:
         self._total_blocks: float = math.inf
         self._least_output = 1
         if self.colocated:
-            self._total_blocks = self.colocated[0].loop_kv[0].capacity
+            self._total_blocks = float(self.colocated[0].loop_kv[0].capacity)
         elif self.decodes:
-            self._total_blocks = self.decodes[0].kv.capacity
+            self._total_blocks = float(self.decodes[0].kv.capacity)
             self._least_output = 2 if self._first_token_from is FirstToken.PREFILL else 1
         self._front: Sequence[PrefillInstance | ColocatedInstance] = self.prefills or self.colocated
         #: Takes a request that is queued now and fits.
@@ -144,7 +145,7 @@ class Deployment:
         tokens, requests = limits.tokens, limits.requests
         limit = self._prefill_token_limit_at(tp)
         if role is Role.PREFILL and limit is not None:
-            tokens = limit
+            tokens = float(limit)
         if not self.extrapolate:
             valid = profile.latency_at(tp).valid_range
             tokens = min(tokens, valid.prefill_tokens)

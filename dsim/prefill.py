@@ -11,7 +11,7 @@ from dsim.job import Job
 from dsim.pipeline import Stages
 from dsim.pools import Parallelism, Role
 from dsim.profile import BatchLimits, FirstToken, Handover, HandoverMode, Profile
-from dsim.recorder import StepRecord
+from dsim.records import StepRecord
 from dsim.routing import OnlyOne
 from dsim.transfer import Port
 

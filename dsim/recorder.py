@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +12,7 @@ from numpy.typing import NDArray
 from dsim.cruise import Cruise
 from dsim.job import Job
 from dsim.options import Window
+from dsim.records import KvRecord, StepRecord
 from dsim.trace import Trace
 
 #: Float columns, one value per request, NaN where it did not happen.
@@ -38,48 +38,6 @@ COUNT_COLUMNS = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class StepRecord:
-    """One launched batch, as logged on request.
-
-    Args:
-        role: letter of the pool.
-        instance: index in the pool.
-        part: micro-batch or engine loop.
-        launch_s: instant of the launch; host and swap time follow it.
-        end_s: when the batch leaves the last stage.
-        prefill: request numbers prefilled, in order.
-        decode: request numbers decoded, in order of joining.
-    """
-
-    role: str
-    instance: int
-    part: int
-    launch_s: float
-    end_s: float
-    prefill: tuple[int, ...]
-    decode: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class KvRecord:
-    """One change of the KV blocks taken on an instance, as logged on request.
-
-    Args:
-        role: letter of the pool.
-        instance: index in the pool.
-        part: engine loop; 0 where the instance has one cache.
-        at_s: instant; several changes of one instant stand in their order.
-        blocks: taken from then on.
-    """
-
-    role: str
-    instance: int
-    part: int
-    at_s: float
-    blocks: int
-
-
 class Gaps:
     """Gaps between successive tokens, pooled, without one number per token.
 
@@ -101,10 +59,19 @@ class Gaps:
         self.gap_s.append(gap_s)
         self.weight.append(weight)
 
+    def __reduce__(self) -> tuple[Callable[..., Gaps], tuple[array[float] | array[int], ...]]:
+        """Say how to copy or pickle them, which a compiled class cannot find out."""
+        gaps, runs = (self.gap_s, self.weight), (self.run_first_s, self.run_growth_s, self.run_steps, self.run_weight)
+        return _gaps_of, (*gaps, *runs)
+
     def clear(self) -> None:
         """Forget all of them."""
-        for name in self.__slots__:
-            del getattr(self, name)[:]
+        del self.gap_s[:]
+        del self.weight[:]
+        del self.run_first_s[:]
+        del self.run_growth_s[:]
+        del self.run_steps[:]
+        del self.run_weight[:]
 
     def expanded(self) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
         """Return every gap and how often it occurred, each shape (n,), runs step by step."""
@@ -137,6 +104,26 @@ class Gaps:
         else:
             for step in range(2, steps + 1):
                 self.add(course.end_s(step) - course.end_s(step - 1), weight)
+
+
+def _gaps_of(
+    gap_s: array[float],
+    weight: array[int],
+    run_first_s: array[float],
+    run_growth_s: array[float],
+    run_steps: array[int],
+    run_weight: array[int],
+) -> Gaps:
+    """Return gaps with these columns."""
+    gaps = Gaps()
+    gaps.gap_s, gaps.weight = gap_s, weight
+    gaps.run_first_s, gaps.run_growth_s, gaps.run_steps, gaps.run_weight = (
+        run_first_s,
+        run_growth_s,
+        run_steps,
+        run_weight,
+    )
+    return gaps
 
 
 class Recorder:

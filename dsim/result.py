@@ -14,7 +14,8 @@ from dsim.metrics import Distribution, Saturation, saturation_of, weighted_distr
 from dsim.options import Options, Window
 from dsim.pools import Placement, Role
 from dsim.profile import Profile
-from dsim.recorder import COUNT_COLUMNS, TIME_COLUMNS, Gaps, KvRecord, StepRecord
+from dsim.recorder import COUNT_COLUMNS, TIME_COLUMNS, Gaps
+from dsim.records import KvRecord, StepRecord
 from dsim.slo import Slo
 from dsim.version import __version__
 

@@ -91,7 +91,7 @@ def aggregate(
     Raises:
         InputError: as `simulate` does; or something was asked for that needs every request.
     """
-    from dsim.aggregates import Aggregator
+    from dsim.aggregator import Aggregator
 
     for name in ("check", "log_steps"):
         if getattr(options, name):

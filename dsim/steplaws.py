@@ -14,7 +14,7 @@ from dsim.latency import HostOverhead
 from dsim.laws import TOLERANCE_S, BrokenLawError, Facts, Floats, Ints, Law, PrefillBatches, in_turn, never_idle
 from dsim.pools import Policy, Role
 from dsim.profile import BatchLimits, FirstToken, HandoverMode, Preemption
-from dsim.recorder import StepRecord
+from dsim.records import StepRecord
 
 
 def check_steps(facts: Facts, steps: Sequence[StepRecord]) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import dsim.cli.app
+import dsim.simulate
 from dsim.version import __version__
 from tests.cli import Cli
 
@@ -62,7 +63,8 @@ def test_only_timing_imports_torch(arguments: list[str]) -> None:
 
 def test_version(cli: Cli) -> None:
     run = cli("--version")
-    assert (run.code, run.out, run.err) == (0, f"dsim {__version__}\n", "")
+    build = "compiled" if dsim.simulate.__file__.endswith((".so", ".pyd")) else "pure Python"
+    assert (run.code, run.out, run.err) == (0, f"dsim {__version__} ({build})\n", "")
 
 
 def test_without_a_command_help_is_shown(cli: Cli) -> None:

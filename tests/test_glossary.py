@@ -45,7 +45,7 @@ PUBLIC = {
     "dsim.pools",
     "dsim.profile",
     "dsim.profile_fit",
-    "dsim.recorder",
+    "dsim.records",
     "dsim.result",
     "dsim.slo",
     "dsim.table_latency",

@@ -21,7 +21,7 @@ from dsim.laws import BrokenLawError, Law, check_laws
 from dsim.options import Options, Window
 from dsim.pools import Placement, Policy, Role
 from dsim.profile import BatchLimits, FirstToken, Handover, HandoverMode, Preemption
-from dsim.recorder import StepRecord
+from dsim.records import StepRecord
 from dsim.result import Result
 from dsim.simulate import simulate
 from dsim.workload import ClosedLoop, Fixed

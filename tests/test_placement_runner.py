@@ -451,6 +451,7 @@ def test_a_limit_that_nothing_reaches_changes_nothing(answer: dict[str, Any]) ->
     assert search(QUESTION, executor=Crew(time_limit_s=60)).to_dict() == answer
 
 
+@pytest.mark.usefixtures("no_gc_callbacks")
 def test_where_all_take_too_long_all_have_failed() -> None:
     result = search(QUESTION, executor=Crew(time_limit_s=1e-6))
     assert {trial.state for trial in result.trials} == {State.FAILED}

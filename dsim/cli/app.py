@@ -11,7 +11,7 @@ from dsim.cli import lists, plot, profile, report, search, simulate, size, sweep
 from dsim.cli.config import Origins
 from dsim.cli.problems import describe
 from dsim.errors import DsimError, InfeasiblePlacementError, InternalError
-from dsim.version import __version__
+from dsim.version import __version__, is_compiled
 
 app = typer.Typer(
     name="dsim",
@@ -31,7 +31,7 @@ def dsim(
 ) -> None:
     """Hold what stands before the command."""
     if version:
-        typer.echo(f"dsim {__version__}")
+        typer.echo(f"dsim {__version__} ({'compiled' if is_compiled() else 'pure Python'})")
         raise typer.Exit
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())

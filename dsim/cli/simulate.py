@@ -283,7 +283,7 @@ def _log_files(result: Result) -> dict[str, str]:
     """Return what --step-log writes, by name: what `dsim plot` draws a timeline from."""
     from dataclasses import asdict, fields
 
-    from dsim.recorder import KvRecord
+    from dsim.records import KvRecord
 
     every = result.arrivals().to_csv(index_label="request", lineterminator="\n")
     kv = to_csv([asdict(change) for change in result.kv or ()], [field.name for field in fields(KvRecord)])
