@@ -1,4 +1,4 @@
-"""Ctrl-C: prompt, silent, with nothing left behind."""
+"""Ctrl-C and SIGTERM: prompt, silent, with nothing left behind."""
 
 from __future__ import annotations
 
@@ -31,9 +31,19 @@ def processes_of(group: int) -> list[str]:
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="reads /proc")
-@pytest.mark.parametrize("command", sorted(LONG))
-@pytest.mark.parametrize("after_s", [0.0, 3.0])
-def test_an_interrupt_ends_everything_promptly(command: str, after_s: float, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("command", "after_s", "number"),
+    [
+        ("simulate", 0.0, signal.SIGINT),
+        ("simulate", 3.0, signal.SIGINT),
+        ("search", 0.0, signal.SIGINT),
+        ("search", 3.0, signal.SIGINT),
+        ("search", 3.0, signal.SIGTERM),
+    ],
+)
+def test_an_interrupt_ends_everything_promptly(
+    command: str, after_s: float, number: signal.Signals, tmp_path: Path
+) -> None:
     folder = tmp_path / "out"
     process = subprocess.Popen(
         [sys.executable, "-m", "dsim", *LONG[command], "-o", str(folder)],
@@ -49,15 +59,18 @@ def test_an_interrupt_ends_everything_promptly(command: str, after_s: float, tmp
             time.sleep(0.01)
         time.sleep(after_s)
         assert process.poll() is None
-        # As a terminal does: the whole process group gets it.
-        os.killpg(process.pid, signal.SIGINT)
+        # As a terminal does: the whole process group gets it. A batch system may send SIGTERM to the runner alone.
+        if number is signal.SIGINT:
+            os.killpg(process.pid, number)
+        else:
+            os.kill(process.pid, number)
         start_s = time.perf_counter()
         out, err = process.communicate(timeout=30)
         took_s = time.perf_counter() - start_s
         # What a search has run is kept, if there is anything, and it says how to go on with it.
         kept = [path.name for path in folder.iterdir()] if folder.exists() else []
         said = f"stopped; the same command with --resume goes on with {folder}\n" if kept else ""
-        assert (process.returncode, out, err) == (130, "", said)
+        assert (process.returncode, out, err) == ({signal.SIGINT: 130, signal.SIGTERM: 143}[number], "", said)
         assert kept in ([], ["runs.sqlite"] if command == "search" else [])
         assert took_s < 3
         # Python's resource tracker ends by itself, a moment after its last user.

@@ -22,7 +22,8 @@ from tests.cli import Cli
 SCHEMAS = Path(__file__).parents[1] / "docs/schema"
 MODEL = ["-m", "llama-3.1-8b", "--slo", "ttft=0.5,tpot=0.05"]
 #: Finite runs of few short requests.
-SEARCH = ["search", *MODEL, "-n", "50", "--precision", "30%", "-w", "fixed:512,16", "--policy", "orca", "-j", "1"]
+ANY = ["search", *MODEL, "-n", "50", "--precision", "30%", "-w", "fixed:512,16", "-j", "1"]
+SEARCH = [*ANY, "--policy", "orca"]
 MIXED = ["--prefill-gpu", "h100", "--decode-gpu", "h20"]
 SIMULATE = ["simulate", *MODEL, "--rate", "20", "-n", "100", "--warmup", "10", "-w", "fixed:512,16"]
 
@@ -36,7 +37,8 @@ def answer(cli: Cli, schema: str, *arguments: str) -> dict[str, Any]:
 
 
 def planned(cli: Cli, *arguments: str) -> str:
-    run = cli(*SEARCH, *arguments, "--dry-run")
+    asked = ANY if "disaggregated" in arguments else SEARCH
+    run = cli(*asked, *arguments, "--dry-run")
     assert run.code == 0, run.err
     return run.out
 
@@ -122,17 +124,18 @@ def test_what_cannot_be_is_refused(cli: Cli, arguments: list[str], message: str)
     if not message:
         assert cli(*SEARCH, *MIXED, *arguments, "--dry-run").code == 0
         return
-    assert cli.refused(*SEARCH, *MIXED, *arguments, "--dry-run").startswith(message)
+    asked = ANY if {"disaggregated", "--token-budgets"} & set(arguments) else SEARCH
+    assert cli.refused(*asked, *MIXED, *arguments, "--dry-run").startswith(message)
 
 
 def test_limits_of_batches_are_candidates(cli: Cli) -> None:
     one = ["--gpu", "h100", "--gpus", "2", "--mode", "disaggregated"]
     plain, more = planned(cli, *one), planned(cli, *one, "--max-batch-requests", "decode=engine,64,128")
-    assert "would compare 1 placements" in plain
+    assert "would compare 1 placement\n" in plain
     assert "would compare 3 placements" in more
     budgets = planned(cli, *one[:4], "--mode", "colocated", "--policy", "chunked", "--token-budgets", "256")
     assert "would compare" in budgets
-    found = answer(cli, "search", *SEARCH, *one, "--max-batch-tokens", "prefill=1024,lm", "--top", "2")
+    found = answer(cli, "search", *ANY, *one, "--max-batch-tokens", "prefill=1024,lm", "--top", "2")
     named = {trial["placement"] for trial in found["trials"]}
     lm = found["trials"][0]["placement"], found["trials"][1]["placement"]
     assert "1xP:tp1pp1/tokens1024 + 1xD:tp1pp1" in named

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 import re
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 import jsonschema
 import pytest
 
+from dsim.cli import main
 from dsim.cli.options import AffinityChoice, ModeChoice
 from placement.search import Affinity, Mode
 from profiles.shipped import find_profile
@@ -59,7 +61,7 @@ def test_the_level_of_the_intervals(cli: Cli) -> None:
         assert result["question"]["confidence"] == {"80%": 0.8, "0.99": 0.99}[level]
     assert limits["80%"]["best"] == limits["0.99"]["best"]
     assert limits["0.99"]["low"] < limits["80%"]["low"] < limits["80%"]["high"] < limits["0.99"]["high"]
-    for level in ("80%", "99.95%"):
+    for level in ("50%", "99.9%"):
         assert f" {level} interval" in cli(*QUICK, "--mode", "colocated", "--confidence", level).out
 
 
@@ -90,7 +92,7 @@ def test_a_model_too_large_for_a_node_says_so_of_the_largest_instance(cli: Cli) 
 
 
 def test_the_steady_state_is_the_default(cli: Cli) -> None:
-    arguments = [part for part in QUICK if part not in ("-n", "50")]
+    arguments = [part for part in QUICK if part not in ("-n", "50", "--policy", "orca")]
     assert answer(cli, *arguments, "--mode", "disaggregated")["transient"] is False
 
 
@@ -125,7 +127,7 @@ def test_the_mode_says_which_kinds_compete(cli: Cli) -> None:
 
 
 def test_same_seed_same_answer_whatever_the_jobs(cli: Cli) -> None:
-    arguments = [*QUICK, "--mode", "disaggregated", "--format", "json"]
+    arguments = [*QUICK, "--mode", "colocated", "--format", "json"]
     assert cli(*arguments).out == cli(*arguments, "-j", "2").out
 
 
@@ -226,6 +228,47 @@ def test_a_dry_run_counts_the_candidates(cli: Cli, tmp_path: Path) -> None:
     assert "would compare 5 placements" in run.out
     assert not (tmp_path / "out").exists()
     assert json.loads(cli(*QUICK, "--dry-run", "--format", "json").out)["candidates"] == 5
+    one = [part for part in QUICK if part not in ("--policy", "orca")]
+    assert "would compare 1 placement\n" in cli(*one, "--mode", "disaggregated", "--dry-run").out
+
+
+def test_a_search_that_may_take_long_says_so_before_it_starts(cli: Cli, tmp_path: Path) -> None:
+    large = [*QUICK, "--gpus", "127", "--mode", "colocated", "--policy", "chunked", "--token-budgets"]
+    large += [",".join(map(str, range(512, 520))), "--dry-run"]
+    run = cli(*large)
+    count = re.search("would compare ([0-9,]+) placements\n", run.out)
+    assert count
+    assert run.err == (
+        f"note: {count[1]} placements on up to 127 GPUs are compared, which may take long; shorter with a wider "
+        "--precision, one --mode, one --policy, fewer GPUs, a smaller --top, --shard on several machines, --time-limit "
+        "or more --jobs; with -o DIR what has run is kept, and --resume goes on\n"
+    )
+    assert cli(*large, "-q").err == ""
+    kept = cli(*large, "-o", str(tmp_path / "out"), "--shard", "1/2").err
+    half = (int(count[1].replace(",", "")) + 1) // 2
+    assert kept.startswith(f"note: {half:,} placements on ")
+    assert kept.endswith("a smaller --top, --time-limit or more --jobs\n")
+    assert cli(*large, "--gpus", "64").err == ""
+    size = cli("size", *QUICK[1:5], "--rate", "5", "--copy-gpus", "64", "--dry-run")
+    assert "one --policy, smaller --copy-gpus, --time-limit or more --jobs; with -o DIR" in size.err
+
+
+def test_the_search_itself_says_it_once(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dsim.cli.amount._MANY", 4)
+    assert cli(*QUICK).err.startswith("note: 5 placements on up to 2 GPUs are compared, which may take long; ")
+    assert cli(*QUICK, "--mode", "colocated").err == ""
+
+
+def test_the_progress_says_how_many_placements_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    heard = Terminal()
+    monkeypatch.setattr("sys.stderr", heard)
+    monkeypatch.setenv("COLUMNS", "120")
+    assert main(QUICK) == 0
+    assert "runs for 5 placements" in heard.getvalue()
 
 
 def test_nodes_and_gpus_per_node(cli: Cli) -> None:

@@ -238,6 +238,9 @@ def test_a_placement_whose_time_is_over_is_a_failed_row(cli: Cli, folder: Path) 
     run = cli(*COLOCATED, "--time-limit", "1us", "--format", "json", "-o", str(folder))
     assert run.err.startswith("error: search: ")
     assert "took more than 1e-06 s of CPU time (--time-limit)); mend what made them fail" in run.err
+    # There are no others.
+    assert " failed (" in run.err
+    assert "fell behind" not in run.err
     assert run.code == 3
     trials = json.loads(run.out)["trials"]
     assert {trial["state"] for trial in trials} == {"FAILED"}

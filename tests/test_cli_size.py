@@ -110,6 +110,8 @@ def test_a_dry_run(cli: Cli) -> None:
     plan = json.loads(cli(*SIZE, "--rate", "30", "--nodes", "2", "--dry-run", "--format", "json").out)
     assert (plan["candidates"], plan["available_gpus"]) == (1, 16)
     assert "to serve: 30 requests/s on at most 16 GPUs" in cli(*SIZE, "--rate", "30", "--nodes", "2", "--dry-run").out
+    alone = cli(*SIZE, "--users", "1", "--think-time", "30s", "--gpus", "1", "--dry-run").out
+    assert "to serve: 1 user who thinks for 30 s on at most 1 GPU\nwould compare 1 placement\n" in alone
     error = cli.refused(*SIZE, "--rate", "30", "--nodes", "2", "--gpus", "4")
     assert error == "--nodes: 2 does not go with --gpus; leave one of the two out"
     assert cli.refused(*SIZE).startswith("--rate: or --users is needed; as in --rate 40 or --users 10000")
@@ -143,6 +145,8 @@ def test_a_search_by_dollars_says_that_one_price_changes_nothing(cli: Cli) -> No
     run = cli(*QUICK, "--objective", "goodput_per_dollar", "--price", "a100-80g=2")
     assert "all GPUs have one price: goodput per dollar ranks placements as goodput per GPU does" in run.out
     assert "price of a100-80g: 2 USD/h, as given" in run.out
+    assert "disaggregated / colocated, per dollar: " in run.out
+    assert "disaggregated / colocated: " in cli(*QUICK, "--price", "2").out
     priced = search_answer(cli, *QUICK, "--objective", "goodput_per_dollar", "--price", "2")
     assert priced["best"]["ratio"] == plain["best"]["ratio"]
     best = priced["best_by_objective"]

@@ -74,10 +74,10 @@ def rate_per_s(text: str, option: str = "--rate") -> float:
 def number_of(number: int, noun: str) -> str:
     """Return a number of things.
 
-    >>> number_of(1, "GPU"), number_of(8, "GPU")
-    ('1 GPU', '8 GPUs')
+    >>> number_of(1, "GPU"), number_of(8, "GPU"), number_of(147_224, "placement")
+    ('1 GPU', '8 GPUs', '147,224 placements')
     """
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+    return f"{number} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
 def display_name(model: Model) -> str:

@@ -312,7 +312,7 @@ Precision = Annotated[
     ),
 ]
 Confidence = Annotated[
-    str, typer.Option("--confidence", metavar="SHARE", help="Level of the intervals, as 0.95 or 95%.")
+    str, typer.Option("--confidence", metavar="SHARE", help="Level of the intervals, 50% to 99.9%, as 0.95 or 95%.")
 ]
 
 # Profiles that are written

@@ -12,8 +12,12 @@ if TYPE_CHECKING:
 
 
 @contextlib.contextmanager
-def progress_bar(*, quiet: bool, no_color: bool) -> Iterator[Progress | None]:
-    """Show on stderr how far a command is, where somebody looks."""
+def progress_bar(*, quiet: bool, no_color: bool, about: str = "") -> Iterator[Progress | None]:
+    """Show on stderr how far a command is, where somebody looks.
+
+    Args:
+        about: what the runs are for.
+    """
     if quiet or not sys.stderr.isatty():
         yield None
         return
@@ -26,7 +30,7 @@ def progress_bar(*, quiet: bool, no_color: bool) -> Iterator[Progress | None]:
         TextColumn("{task.description}"),
         BarColumn(),
         MofNCompleteColumn(),
-        TextColumn("runs"),
+        TextColumn(f"runs for {about}" if about else "runs"),
         TimeElapsedColumn(),
     )
     with Bar(*columns, console=console, transient=True) as bar:

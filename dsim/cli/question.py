@@ -17,6 +17,7 @@ from dsim.cli.inputs import (
     source_line,
     whole,
 )
+from dsim.cli.kinds import check_kinds
 from dsim.cli.kv_blocks import with_kv_blocks
 from dsim.cli.mixes import described_mixes, fleet_line, mixed_gpus, mixed_introduction
 from dsim.cli.options import (
@@ -57,6 +58,10 @@ if TYPE_CHECKING:
     from placement.mixes import BatchChoices
     from placement.search import Question
     from placement.space import Cluster
+
+
+#: Levels of intervals: an interval that is missed more often than not says nothing, and few runs do not tell of tails.
+_LEVELS = (0.5, 0.999)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,6 +130,7 @@ def resolved(
     seed_of(options.seed)
     parse_slo(options.slo)
     batches = asked_batches(options.prefill_batching, options.max_batch_tokens, options.max_batch_requests)
+    check_kinds(options)
     roles = options.pair.beside(options.colocated_gpu, options.colocated_profile)
     mixed = None
     if roles.are_given or (options.gpus is not None and "=" in options.gpus):
@@ -199,7 +205,7 @@ def _question(
 
     attainment = parse_share(options.attainment, "--attainment")
     precision = parse_share(options.precision, "--precision")
-    confidence = parse_share(options.confidence, "--confidence")
+    confidence = _confidence(options.confidence)
     mixed, seed, kv_blocks = asked.mixed, options.seed, options.kv_blocks
     token_limit = None if mixed is not None else asked.used.prefill_token_limit(options.prefill_batching)
     token_budgets = asked_budgets(options.token_budgets)
@@ -232,6 +238,20 @@ def _question(
     )
     check_lm(question)
     return question
+
+
+def _confidence(text: str) -> float:
+    """Return the level of the intervals.
+
+    Raises:
+        InputError: it is none that an interval of so few runs can have, or that says anything.
+    """
+    level = parse_share(text, "--confidence")
+    least, most = _LEVELS
+    # 99.9 / 100 is a little more than 0.999.
+    if not least <= round(level, 9) <= most:
+        raise InputError("--confidence", f"must be {least:g} to {most:g}", value=text, hint="as in 0.95 or 95%")
+    return level
 
 
 def described(asked: Asked, question: Question) -> dict[str, Any]:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from dsim.cli.amount import told_how_many
 from dsim.cli.config import rerun_text
 from dsim.cli.groups import CommonOptions, grouped
 from dsim.cli.inputs import workers_of
@@ -79,11 +80,16 @@ def search(
         raise InputError("--pareto" if pareto else "--objective", "is not for parts of a search", hint=hint)
     runs.check(names)
     runs.check_shards(question)
+    only = ("a smaller --top",) if runs.shard else ("a smaller --top", "--shard on several machines")
+    about = told_how_many(question, runs, quiet=common.quiet, fewer="fewer GPUs", only=only)
     if common.dry_run:
         print_plan(asked, question, output_format=common.output_format, files=runs.files(names))
         return 0
     with told_where_to_go_on(runs, quiet=common.quiet), runs.opened(question) as store:
-        with progress_bar(quiet=common.quiet, no_color=common.no_color) as progress, runs.crew(store) as crew:
+        with (
+            progress_bar(quiet=common.quiet, no_color=common.no_color, about=about) as progress,
+            runs.crew(store) as crew,
+        ):
             found = _found(question, sought, runs, crew, progress=progress)
         return _finish(asked, question, sought, runs, found, common)
 

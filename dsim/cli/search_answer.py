@@ -80,7 +80,7 @@ def print_plan(asked: Asked, question: Question, *, output_format: Format, files
 
     count = len(candidates(question))
     if not emit_data(output_format, {**described(asked, question), "candidates": count, "files": files}):
-        lines = [*introduction(asked, question), f"would compare {count} placements"]
+        lines = [*introduction(asked, question), f"would compare {number_of(count, 'placement')}"]
         emit("\n".join([*lines, *([f"would write {', '.join(files)}"] if files else [])]) + "\n")
 
 
@@ -104,6 +104,7 @@ def print_answer(
         result,
         num_gpus=question.cluster.num_gpus,
         confidence=question.confidence,
+        per_dollar=question.prices is not None,
         first_token_after="prefill" if decode is None else decode.handover.first_token_from.last_part,
     )
     by_mix = by_mix_lines(question, result)
@@ -131,8 +132,9 @@ def nothing_found(question: Question, result: SearchResult) -> str:
     failed = [trial for trial in others if trial.state.value == "FAILED"]
     if failed:
         # What ran to its end fell behind one that then failed: nothing is known of the limits.
-        count = f"{len(failed)} of {number_of(len(others), 'placement')} on {gpus}"
-        return f"search: {count} failed, and the others fell behind ({_reasons(failed[0])}); mend what made them fail"
+        count = f"{len(failed)} of {number_of(len(others), 'placement')} on {gpus} failed"
+        rest = ", and the others fell behind" if len(failed) < len(others) else ""
+        return f"search: {count}{rest} ({_reasons(failed[0])}); mend what made them fail"
     return (
         f"--slo: no placement on {gpus} serves any rate with {question.attainment:.4g} of the requests within "
         f"{question.slo} ({_reasons(others[0])}); relax the limits, or give more GPUs"

@@ -347,7 +347,7 @@ def asked_runs(
 
 @contextlib.contextmanager
 def told_where_to_go_on(runs: Runs, *, quiet: bool) -> Iterator[None]:
-    """Say on Ctrl-C how to go on."""
+    """Say on Ctrl-C, or SIGTERM, how to go on."""
     from dsim.cli.output import note
 
     try:

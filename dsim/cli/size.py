@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from dsim.cli.amount import told_how_many
 from dsim.cli.config import rerun_text
 from dsim.cli.groups import CommonOptions, grouped
-from dsim.cli.inputs import rate_per_s, seconds, whole, workers_of
+from dsim.cli.inputs import number_of, rate_per_s, seconds, whole, workers_of
 from dsim.cli.options import Format, ObjectiveChoice, whole_number
 from dsim.cli.output import emit, emit_data, note, show, to_csv, to_json, use_color
 from dsim.cli.plans import not_enough, plan_parts
@@ -97,13 +98,17 @@ def size(
     question = _with_objective(question, objective, prices)
     runs = asked_runs(run_options, workers=workers, rerun=rerun_text(context))
     runs.check(list(_FILES))
+    about = told_how_many(question, runs, quiet=common.quiet, fewer="smaller --copy-gpus")
     if common.dry_run:
         _print_plan(asked, question, demand, available, output_format=common.output_format)
         return 0
     from placement.size import size as run
 
     with told_where_to_go_on(runs, quiet=common.quiet), runs.opened(question) as store:
-        with progress_bar(quiet=common.quiet, no_color=common.no_color) as progress, runs.crew(store) as crew:
+        with (
+            progress_bar(quiet=common.quiet, no_color=common.no_color, about=about) as progress,
+            runs.crew(store) as crew,
+        ):
             sizing = run(
                 question,
                 demand,
@@ -243,8 +248,9 @@ def _to_serve(demand: Demand, available: int | None = None) -> str:
     if isinstance(demand, Rate):
         text = f"to serve: {demand.rate_per_s:g} requests/s"
     else:
-        text = f"to serve: {demand.users:,} users who think for {demand.think_time_s:g} s"
-    return text if available is None else f"{text} on at most {available} GPUs"
+        thinking = "who thinks" if demand.users == 1 else "who think"
+        text = f"to serve: {number_of(demand.users, 'user')} {thinking} for {demand.think_time_s:g} s"
+    return text if available is None else f"{text} on at most {number_of(available, 'GPU')}"
 
 
 def _print_plan(
@@ -260,7 +266,11 @@ def _print_plan(
         "candidates": count,
     }
     if not emit_data(output_format, plan):
-        lines = [*_heading(asked, question), _to_serve(demand, available), f"would compare {count} placements"]
+        lines = [
+            *_heading(asked, question),
+            _to_serve(demand, available),
+            f"would compare {number_of(count, 'placement')}",
+        ]
         emit("\n".join(lines) + "\n")
 
 

@@ -124,17 +124,18 @@ def _kv(result: Run) -> list[str]:
 
 
 def search_parts(
-    result: SearchResult, *, num_gpus: int, confidence: float, first_token_after: str
+    result: SearchResult, *, num_gpus: int, confidence: float, per_dollar: bool, first_token_after: str
 ) -> list[Table | str]:
     """Return the parts of a search's answer, in order.
 
     Args:
+        per_dollar: placements are compared by goodput per dollar.
         first_token_after: the last part of the way that the first token of a disaggregated placement waits for.
     """
     parts: list[Table | str] = []
     if result.transient:
         parts.append("goodput of finite runs from an empty system: a transient, not a rate that can be sustained")
-    parts.append("\n".join(_verdict(result, num_gpus=num_gpus)))
+    parts.append("\n".join(_verdict(result, num_gpus=num_gpus, per_dollar=per_dollar)))
     if result.complete:
         parts.append(_trials(result, num_gpus=num_gpus, confidence=confidence))
         headings, note = _way(list(_PART_NAMES), first_token_after)
@@ -144,7 +145,7 @@ def search_parts(
     return parts
 
 
-def _verdict(result: SearchResult, *, num_gpus: int) -> list[str]:
+def _verdict(result: SearchResult, *, num_gpus: int, per_dollar: bool) -> list[str]:
     best = result.best
     lines = []
     for kind, trial in (("disaggregated", best.disaggregated), ("colocated", best.colocated)):
@@ -154,7 +155,8 @@ def _verdict(result: SearchResult, *, num_gpus: int) -> list[str]:
                 f"{_interval(trial.goodput_per_gpu_per_s)} requests/s per GPU"
             )
     if best.ratio is not None:
-        lines.append(f"disaggregated / colocated: {_interval(best.ratio)}")
+        by = ", per dollar" if per_dollar else ""
+        lines.append(f"disaggregated / colocated{by}: {_interval(best.ratio)}")
     total = result.most_total
     if total is not None and total.total_per_s is not None:
         copies = f"{total.replicas} x ({total.placement.label})" if total.replicas > 1 else total.placement.label
