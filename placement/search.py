@@ -683,14 +683,18 @@ class _Search:
                     wanted = more_replications(best.goodput, self.question.precision, runs=best.estimator.runs)
                     self._replicate([best], min(wanted, self.replications[1]), close=True)
                 continue
-            rough = [e for e in found if e not in sharp and e.goodput.rate_per_s.half_width > self.roughly]
+            rough = [e for e in found if e not in sharp and e.goodput and self._is_rough(e.goodput)]
             if not rough:
                 return
             sharp.update(rough)
             for entrant in rough:
+                assert entrant.estimator is not None
                 sampling = replace(entrant.estimator.sampling, max_replications=_MOST_REPORTED_REPLICATIONS)
                 entrant.estimator.extend(sampling)
             self._replicate(rough, 0)
+
+    def _is_rough(self, goodput: Goodput) -> bool:
+        return goodput.rate_per_s.half_width > self.roughly
 
     def _answer(
         self,
