@@ -48,11 +48,10 @@ _FINITE = f"finite runs of {_REQUESTS} requests"
 #: What a search for OPT-13B on at most 8 GPUs at 0.4 s and 0.1 s found (README.md).
 _SEARCH = pd.DataFrame(
     [
-        ("3xP:tp1pp1 + 5xD:tp1pp1", 8, 2.757, 2.866, 2.980),
-        ("2xP:tp1pp1 + 3xD:tp1pp1", 5, 2.584, 2.696, 2.813),
-        ("3xP:tp1pp1 + 4xD:tp1pp1", 7, 2.429, 2.621, 2.829),
-        ("8xC:tp1pp1 (chunked 2048)", 8, 2.263, 2.360, 2.461),
-        ("5xC:tp1pp1 (orca)", 5, 2.281, 2.358, 2.437),
+        ("3xP:tp1pp1 + 5xD:tp1pp1", 8, 2.797, 2.881, 2.967),
+        ("2xP:tp1pp1 + 3xD:tp1pp1", 5, 2.643, 2.683, 2.725),
+        ("3xP:tp1pp1 + 4xD:tp1pp1", 7, 2.501, 2.628, 2.762),
+        ("6xC:tp1pp1 (orca)", 6, 2.362, 2.403, 2.444),
     ],
     columns=["placement", "num_gpus", *(f"goodput_per_gpu_per_s.{end}" for end in ("low", "best", "high"))],
 )
