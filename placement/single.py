@@ -76,9 +76,11 @@ def goodput_of(
         locate=replications[0],
         replications=replications[0],
         max_replications=replications[1],
-        precision=question.precision,
         confidence=question.confidence,
     )
+    if not runs.transient:
+        # Finite runs are as many as their length asks for, whatever the precision.
+        sampling = replace(sampling, precision=question.precision)
     estimator = Estimator(question.attainment, start, limit, sampling)
     runner = Runner(runs, executor=executor)
     outcomes: dict[Ask, Outcome] = {}
