@@ -10,6 +10,8 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
+from dsim.affine import bent_s, decode_line, mixed_s, prefill_s
+
 #: One prompt (or part of one) of a prefill step: (tokens computed now, tokens cached before them).
 Chunk = tuple[int, int]
 
@@ -67,21 +69,6 @@ class LatencyModel(Protocol):
 
 #: (from, slope): from this amount on, a quantity costs this much a unit.
 Bends = tuple[tuple[int, float], ...]
-
-
-def bent_s(amount: float, slope_s: float, bends: Bends) -> float:
-    """Return seconds of `amount` units on a continuous line that starts with `slope_s` a unit and bends.
-
-    >>> bent_s(10, 1.0, ()), bent_s(10, 1.0, ((4, 3.0),))
-    (10.0, 22.0)
-    """
-    seconds, start = 0.0, 0
-    for bend, next_slope_s in bends:
-        if amount <= bend:
-            break
-        seconds += slope_s * (bend - start)
-        start, slope_s = bend, next_slope_s
-    return seconds + slope_s * (amount - start)
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,42 +134,20 @@ class AffineLatency:
 
     def prefill_s(self, chunks: Sequence[Chunk]) -> float:
         """Seconds of a prefill step: a + b*sum(t) + c*sum(t*t + 2*t*s) + b_decode*sum(s) + d*n."""
-        tokens = squares = cached = 0
-        for t, s in chunks:
-            tokens += t
-            squares += t * (t + 2 * s)
-            cached += s
-        p = self.prefill
-        tokens_s = p.tokens_s(tokens) if p.bends else p.per_token_s * tokens
-        return (
-            p.constant_s
-            + tokens_s
-            + p.per_token_squared_s * squares
-            + self.small.per_context_token_s * cached
-            + p.per_request_s * len(chunks)
-        )
+        return prefill_s(self, chunks)
 
     def decode_s(self, requests: int, context_tokens: int) -> float:
         """Seconds of a decode step."""
-        a, b = self.decode_line(requests)
+        a, b = decode_line(self, requests)
         return a + b * context_tokens
 
     def mixed_s(self, chunks: Sequence[Chunk], requests: int, context_tokens: int) -> float:
         """Seconds of a mixed step: both parts less the constant they share, never less than either part."""
-        if not requests:
-            return self.prefill_s(chunks)
-        decode_s = self.decode_s(requests, context_tokens)
-        if not chunks:
-            return decode_s
-        prefill_s = self.prefill_s(chunks)
-        shared_s = min(self.prefill.constant_s, self.small.constant_s)
-        return max(prefill_s + decode_s - shared_s, prefill_s, decode_s)
+        return mixed_s(self, chunks, requests, context_tokens)
 
     def decode_line(self, requests: int) -> tuple[float, float]:
         """(a, b) of a decode step of `requests`: a + b * context_tokens seconds."""
-        d = self.small if requests < self.threshold_requests else self.large
-        requests_s = d.requests_s(requests) if d.bends else d.per_request_s * requests
-        return d.constant_s + requests_s, d.per_context_token_s
+        return decode_line(self, requests)
 
     def decode_run_s(self, requests: int, context_tokens: int, steps: int) -> NDArray[np.float64]:
         """Seconds of each of `steps` consecutive decode steps, shape (steps,)."""

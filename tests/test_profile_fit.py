@@ -16,10 +16,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import t as student
 
+from dsim.affine import bent_s
 from dsim.catalog import find_gpu, find_model
 from dsim.contract import decode_bound_s, find_violations, prefill_bound_s
 from dsim.errors import InputError
-from dsim.latency import AffineDecode, AffineLatency, AffinePrefill, Bends, bent_s
+from dsim.latency import AffineDecode, AffineLatency, AffinePrefill, Bends
 from dsim.options import Options, PrefillBatching
 from dsim.pools import Parallelism, Role
 from dsim.profile_file import load_profile, parse_profile
