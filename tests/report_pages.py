@@ -19,8 +19,12 @@ _VOID = {"meta", "img", "br", "link", "hr", "col"}
 
 def searched(folder: Path, *options: str, code: int = 0) -> Path:
     """Run a quick search into a folder and return it."""
+    quick = list(QUICK)
+    if "disaggregated" in options:
+        # Policies are of colocated placements.
+        del quick[(at := quick.index("--policy")) : at + 2]
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-        assert main([*QUICK, "-q", *options, "-o", str(folder)]) == code
+        assert main([*quick, "-q", *options, "-o", str(folder)]) == code
     return folder
 
 
