@@ -55,11 +55,15 @@ def weighted_distribution(gaps: Gaps) -> Distribution:
     The percentiles equal numpy's linear ones over the sample with every gap repeated `weight` times.
     """
     value, weight = gaps.expanded()
-    total = int(weight.sum())
+    total = int(weight.sum(dtype=np.int64))
     if not total:
         return Distribution.of(np.array([]))
     order = np.argsort(value, kind="stable")
-    value, upto = value[order], np.cumsum(weight[order])
+    # One at a time, as millions of requests have tens of millions of gaps.
+    value = value[order]
+    weight = weight[order]
+    del order
+    upto = np.cumsum(weight, dtype=np.int64)
     quantiles = []
     for q in QUANTILES:
         place_q = q * (total - 1)
@@ -68,7 +72,7 @@ def weighted_distribution(gaps: Gaps) -> Distribution:
             float(value[np.searchsorted(upto, rank, side="right")]) for rank in (low, min(low + 1, total - 1))
         )
         quantiles.append(below + (above - below) * (place_q - low))
-    return Distribution(weighted_sum(value, weight[order]) / total, *quantiles)
+    return Distribution(weighted_sum(value, weight) / total, *quantiles)
 
 
 class Saturation(enum.Enum):

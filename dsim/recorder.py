@@ -38,6 +38,10 @@ COUNT_COLUMNS = (
 )
 
 
+#: Runs of steps that are expanded at a time.
+_PART = 2**15
+
+
 class Gaps:
     """Gaps between successive tokens, pooled, without one number per token.
 
@@ -73,17 +77,25 @@ class Gaps:
         del self.run_steps[:]
         del self.run_weight[:]
 
-    def expanded(self) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    def expanded(self) -> tuple[NDArray[np.float64], NDArray[np.int32]]:
         """Return every gap and how often it occurred, each shape (n,), runs step by step."""
-        values = [np.array(self.gap_s, dtype=np.float64)]
-        weights = [np.array(self.weight, dtype=np.int64)]
         steps = np.array(self.run_steps, dtype=np.int64)
-        if len(steps):
-            place = np.arange(int(steps.sum())) - np.repeat(np.cumsum(steps) - steps, steps)
-            first_s, growth_s = np.array(self.run_first_s), np.array(self.run_growth_s)
-            values.append(np.repeat(first_s, steps) + place * np.repeat(growth_s, steps))
-            weights.append(np.repeat(np.array(self.run_weight, dtype=np.int64), steps))
-        return np.concatenate(values), np.concatenate(weights)
+        single, every = len(self.gap_s), len(self.gap_s) + int(steps.sum())
+        values, weights = np.empty(every, dtype=np.float64), np.empty(every, dtype=np.int32)
+        values[:single], weights[:single] = self.gap_s, self.weight
+        # Part by part: all at once would take several times the memory of the answer.
+        place = single
+        for first in range(0, len(steps), _PART):
+            rows = slice(first, first + _PART)
+            count = steps[rows]
+            end = place + int(count.sum())
+            own = values[place:end]
+            own[:] = np.arange(end - place) - np.repeat(np.cumsum(count) - count, count)
+            own *= np.repeat(np.array(self.run_growth_s[rows]), count)
+            own += np.repeat(np.array(self.run_first_s[rows]), count)
+            weights[place:end] = np.repeat(np.array(self.run_weight[rows], dtype=np.int32), count)
+            place = end
+        return values, weights
 
     def add_run(self, first_s: float, growth_s: float, steps: int, weight: int) -> None:
         """Add the gaps first, first + growth, ... of `weight` requests each."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,7 +39,7 @@ class Sketch:
         self._smallest = math.inf
         self._largest = 0.0
 
-    def add(self, values: NDArray[np.float64], weights: NDArray[np.int64] | None = None) -> None:
+    def add(self, values: NDArray[np.float64], weights: NDArray[np.integer[Any]] | None = None) -> None:
         """Count values, NaN left out.
 
         Args:
@@ -52,11 +52,11 @@ class Sketch:
             return
         weights = np.ones(len(values), dtype=np.int64) if weights is None else weights[known]
         self._sum += weighted_sum(values, weights)
-        self._count += int(weights.sum())
+        self._count += int(weights.sum(dtype=np.int64))
         self._smallest = min(self._smallest, float(values.min()))
         self._largest = max(self._largest, float(values.max()))
         small = values < _SMALLEST
-        self._zeros += int(weights[small].sum())
+        self._zeros += int(weights[small].sum(dtype=np.int64))
         places = np.ceil(np.log(np.clip(values[~small], None, _LARGEST)) / _LOG_RATIO).astype(np.int64) - _FIRST
         # Whole numbers are added exactly below 2**53.
         self._bins += np.bincount(places, weights=weights[~small], minlength=_BINS).astype(np.int64)
