@@ -207,14 +207,14 @@ Examination = Generator[list[Probe], list[Outcome], None]
 class Race:
     """Examines candidates, the most promising first, at the rate that their best rivals reach.
 
-    A candidate whose bound lies below that rate is never simulated. Another one first runs briefly, its prefill pool
-    alone and then all of it, and is dropped when it clearly fails; then on the very requests on which the rivals'
-    goodput was found; only one that passes there has its own goodput sought, and may become a rival. What is learnt is
-    kept.
+    A candidate whose bound lies below that rate is never simulated. Of another one the prefill pool runs first, alone;
+    then all of it, on the very requests on which the rivals' goodput was found. It is dropped as soon as it clearly
+    fails, if in a part of the warm-up that is judged as a brief run would be. Only one that passes has its own goodput
+    sought, and may become a rival. What is learnt is kept.
 
     Args:
-        brief, short: horizons of the runs that weed out whole placements, and prefill pools alone. They start from an
-            empty system and so err on the side of passing. None: every run has the full length.
+        brief, short: horizons of brief runs of whole placements, and of prefill pools alone. They start from an empty
+            system and so err on the side of passing. None: every run has the full length.
         long: horizon of the others.
         sampling: replications on which candidates are compared.
         promise: what brief runs show of a family over what its members are expected to do: whom to look at first.
