@@ -277,7 +277,8 @@ class Estimator:
                 self.anchor_per_s = self.anchor_per_s if self.more else self._noisier_end()
                 self.more = count - self.replications
                 return
-        if goodput.log_stretches and self._is_bracketed and not self._jumps:
+        crosses_between = self.more > 0 or goodput.rate_per_s.best not in self.seen
+        if goodput.log_stretches and self._is_bracketed and not self._jumps and crosses_between:
             self.anchor_per_s = self.anchor_per_s if self.more else goodput.rate_per_s.best
             self.more = count - self.replications
         else:

@@ -50,6 +50,8 @@ _ROUGHLY, _MOST_REPORTED_REPLICATIONS = 0.05, 5
 _PRECISION: Final = 0.03
 #: Share of its largest stable rate above which some runs of a placement may collapse where others do not.
 _RISKY: Final = 0.93
+#: Misses of a run that just meets the target from which on they are explained by what its requests are like.
+_FEW_MISSES: Final = 300
 #: Rate for which the length of a run beyond saturation is chosen, as a multiple of its own.
 _FILLED: Final = 2.0
 #: Where the long runs behind an interval begin, as a share of what the shorter ones of the race found: those flatter.
@@ -572,8 +574,10 @@ class _Search:
             limit = entrant.bounds[0].rate_per_s
             begin = entrant.pace_per_s * _BELOW
             known = case_of(entrant.placement, self.case, self.scenario.mixes, self.cases)
-            controls = self.traffic.controls(entrant.placement, begin, known)
-            risky = collapsed or begin > _RISKY * self.stable_per_s.get(entrant, 0.0)
+            # A run with few misses says little of what they depend on.
+            few = (1 - self.question.attainment) * self.reported.counted < _FEW_MISSES
+            controls = None if few else self.traffic.controls(entrant.placement, begin, known)
+            risky = collapsed or few or begin > _RISKY * self.stable_per_s.get(entrant, 0.0)
             scout = self.traffic.heaviest(_BEST_REPLICATIONS) if risky else 0
             replications = _BEST_REPLICATIONS if risky else self.replications[0]
             sampling = replace(self._sampling(replications, replications), locate=1, precision=self.roughly)
@@ -644,7 +648,7 @@ class _Search:
             for (entrant, ask), outcome in zip(asked, self.runner.run(probes, stage="estimating"), strict=True):
                 assert entrant.estimator is not None
                 entrant.outcomes[ask] = outcome
-                entrant.failure = outcome.failure
+                entrant.failure = entrant.failure or outcome.failure
                 entrant.estimator.tell(ask, outcome.observation)
 
     def _saturate(self, starts: Mapping[Entrant, float]) -> dict[Entrant, float]:

@@ -325,6 +325,29 @@ def test_steps_go_where_two_rates_point() -> None:
     assert len(set(rates)) <= 4
 
 
+def test_a_rate_that_just_meets_the_target_is_no_place_for_more_runs_on_one_side() -> None:
+    """The crossing is then that very rate, which has been seen: the other runs are made on both sides."""
+
+    # Of 300 such streams one in which the crossing is that rate to the last bit.
+    seed = 217
+    start_per_s = float(np.exp(np.random.default_rng(seed).uniform(-1, 3)))
+
+    def see(rate: float, replication: int) -> Observation:
+        rng = np.random.default_rng([seed, replication, int(rate * 1e6)])
+        hits = 9000
+        if (rate, replication) != (start_per_s, 0):
+            hits = int(10_000 * (1 - 0.1 * math.exp(12 * math.log(rate / start_per_s)))) + int(rng.integers(-20, 20))
+        base, wave = hits // 16, rng.integers(-10, 11, 8)
+        values = np.full(16, base)
+        values[: hits - 16 * base] += 1
+        values = (values + np.concatenate([wave, -wave])) / 625
+        return Observation(hits / 10_000, late=float(values[8:].mean()), stretches=tuple(values.tolist()))
+
+    found = finish(Estimator(0.9, start_per_s, math.inf, Sampling(1, 2, 2, 0.05)), see)
+    assert found.rate_per_s.best == pytest.approx(start_per_s, rel=0.02)
+    assert math.isfinite(found.rate_per_s.high)
+
+
 PLACEMENT = Placement((Pool(Role.PREFILL, 1, Parallelism(tp=1, pp=1)), Pool(Role.DECODE, 1, Parallelism(tp=1, pp=1))))
 
 

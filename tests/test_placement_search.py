@@ -9,6 +9,7 @@ import json
 import math
 import subprocess
 import sys
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -22,10 +23,12 @@ from dsim.profile import BatchLimits
 from dsim.slo import Slo
 from dsim.workload import Constant, Fixed, LogNormal, Poisson, Uniform, Workload, replication_seed
 from placement.authors import authors_settings, best_of
+from placement.controls import Traffic
 from placement.curve import attainment_curves
-from placement.goodput import Goodput, ratio
-from placement.probe import required_hits
+from placement.goodput import Goodput, Observation, ratio
+from placement.probe import Outcome, Probe, required_hits
 from placement.result import SearchResult, State, Trial
+from placement.runner import Runner
 from placement.search import Affinity, Mode, Question, candidates, search
 from profiles.handover import with_nic
 from tests.reference.systems import TICK_S, every_role, make_profile, tokens_per_s
@@ -453,3 +456,32 @@ def test_what_is_reported_is_sustained(seed: int, ttft_s: float, tpot_s: float, 
             )
     best = result.best.overall
     assert best is None or isinstance(best.placement, Placement)
+
+
+def test_a_replication_that_breaks_off_fails_its_candidate(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever comes after it in the same batch."""
+    run = Runner.run
+
+    def breaking(self: Runner, probes: Sequence[Probe], *, stage: str) -> list[Outcome]:
+        broken = Outcome(Observation(0.0, stable=False), failure="a prompt is too long")
+        return [
+            broken if stage == "estimating" and probe.replication == 1 else outcome
+            for probe, outcome in zip(probes, run(self, probes, stage=stage), strict=True)
+        ]
+
+    monkeypatch.setattr(Runner, "run", breaking)
+    result = search(tiny_question(seed=4, top=1, mode=Mode.COLOCATED, num_gpus=1, precision=0.03))
+    assert result.complete == ()
+    assert [trial.reasons for trial in result.trials if trial.state is State.FAILED] == [("a prompt is too long",)]
+
+
+def test_few_misses_are_not_explained(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At a target of 99 % a run has a hundred misses: no controls, and three runs."""
+    asked: list[float] = []
+    controls = Traffic.controls
+    monkeypatch.setattr(Traffic, "controls", lambda *args: (asked.append(args[2]), controls(*args))[1])
+    result = search(tiny_question(top=1, mode=Mode.COLOCATED, num_gpus=1, attainment=0.99))
+    assert asked == []
+    assert [len(trial.goodput.log_rates) >= 3 for trial in result.complete if trial.goodput] == [True]
+    search(tiny_question(top=1, mode=Mode.COLOCATED, num_gpus=1))
+    assert asked
