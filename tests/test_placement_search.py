@@ -23,6 +23,7 @@ from dsim.profile import BatchLimits
 from dsim.slo import Slo
 from dsim.workload import Constant, Fixed, LogNormal, Poisson, Uniform, Workload, replication_seed
 from placement.authors import authors_settings, best_of
+from placement.bounds import Case
 from placement.controls import Traffic
 from placement.curve import attainment_curves
 from placement.goodput import Goodput, Observation, ratio
@@ -30,6 +31,7 @@ from placement.probe import Outcome, Probe, required_hits
 from placement.result import SearchResult, State, Trial
 from placement.runner import Runner
 from placement.search import Affinity, Mode, Question, candidates, search
+from placement.statistics import Controls
 from profiles.handover import with_nic
 from tests.reference.systems import TICK_S, every_role, make_profile, tokens_per_s
 from tests.tiny import tiny_profile, tiny_question
@@ -479,7 +481,12 @@ def test_few_misses_are_not_explained(monkeypatch: pytest.MonkeyPatch) -> None:
     """At a target of 99 % a run has a hundred misses: no controls, and three runs."""
     asked: list[float] = []
     controls = Traffic.controls
-    monkeypatch.setattr(Traffic, "controls", lambda *args: (asked.append(args[2]), controls(*args))[1])
+
+    def noted(self: Traffic, placement: Placement, rate_per_s: float, case: Case) -> Controls | None:
+        asked.append(rate_per_s)
+        return controls(self, placement, rate_per_s, case)
+
+    monkeypatch.setattr(Traffic, "controls", noted)
     result = search(tiny_question(top=1, mode=Mode.COLOCATED, num_gpus=1, attainment=0.99))
     assert asked == []
     assert [len(trial.goodput.log_rates) >= 3 for trial in result.complete if trial.goodput] == [True]
