@@ -540,12 +540,12 @@ class _Search:
             unsure = [e for e in dict.fromkeys(itertools.chain(*best.values())) if e not in self.confirmed]
             if not unsure:
                 return
-            self._look(unsure)
+            self._run_long(unsure)
             lost = [goal for goal, found in best.items() if found and _falls_behind(found[0])]
             if lost and self.given_starts is None:
                 self.race.contest(entrants, lost)
 
-    def _look(self, entrants: Sequence[Entrant]) -> None:
+    def _run_long(self, entrants: Sequence[Entrant]) -> None:
         """Run each of the entrants once, long, a little below what the race found; note if it falls short."""
         self._prepare({e: e.per_gpu or e.guess for e in entrants})
         asked = [(e, ask) for e in entrants for ask in self.confirmed[e].ask()]
@@ -630,7 +630,7 @@ class _Search:
                 return
             first = min(close, key=lambda e: (-known[e] * e.thrift, e.num_gpus, e.placement.label))
             if first not in self.confirmed and not self.scenario.transient:
-                self._look([first])
+                self._run_long([first])
             known[first] = min(known[first], first.most)
             if known[first] * first.thrift > least:
                 reported[first] = None
