@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import enum
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -96,14 +97,48 @@ def timed(function: Callable[[Any, Any], Any], scenario: object, item: object, l
         no_memory = True
     except _TimeOverError:
         too_long = True
-        while watch is not None and not watch.has_ended:
+        while watch is not None:
             with contextlib.suppress(_TimeOverError):
                 watch.end()
+                break
     return Done(result, time.thread_time() - start_s, too_long, no_memory)
 
 
 class _TimeOverError(BaseException):
     """Is raised in a call whose time is over; no handler of errors may catch it."""
+
+
+class _Silence:
+    """Keeps Python from reporting, while any watch runs, that an exception of its was lost in a finalizer.
+
+    It comes again, so nobody has to know.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._watches: set[_Watch] = set()
+        self._before: Callable[[sys.UnraisableHookArgs], object] = sys.unraisablehook
+
+    def begin(self, watch: _Watch) -> None:
+        """That watch runs."""
+        with self._lock:
+            if not self._watches:
+                self._before, sys.unraisablehook = sys.unraisablehook, self._hook
+            self._watches.add(watch)
+
+    def end(self, watch: _Watch) -> None:
+        """That watch runs no more."""
+        with self._lock:
+            self._watches.discard(watch)
+            if not self._watches and sys.unraisablehook == self._hook:
+                sys.unraisablehook = self._before
+
+    def _hook(self, lost: sys.UnraisableHookArgs) -> None:
+        if not issubclass(lost.exc_type, _TimeOverError):
+            self._before(lost)
+
+
+_silence: Final = _Silence()
 
 
 class _Watch:
@@ -119,21 +154,18 @@ class _Watch:
         self._until_s = self._clock() + limit_s
         self._ended = threading.Event()
         self._lock = threading.Lock()
+        _silence.begin(self)
         threading.Thread(target=self._watch, daemon=True).start()
 
-    @property
-    def has_ended(self) -> bool:
-        """Whether it stops nothing any more."""
-        return self._ended.is_set()
-
     def end(self) -> None:
-        """Stop nothing any more.
+        """Stop nothing any more. Where this is interrupted itself, it can be called again.
 
         To take an exception back by sending none would make CPython 3.11 look for one for ever after: everything is
         slower then, and what is profiled never ends.
         """
         with self._lock:
             self._ended.set()
+        _silence.end(self)
         for _ in range(2):
             # One that was sent before arrives here at the latest: backward jumps look for it.
             pass

@@ -440,6 +440,47 @@ def test_nothing_is_left_of_a_limit() -> None:
     subprocess.run([sys.executable, "-c", AFTERWARDS], check=True, timeout=60, cwd=Path(__file__).parents[1])
 
 
+#: A finalizer in which the first exception is lost; one of its own.
+FINALIZERS = """
+import sys, time
+from placement.worker import timed
+
+class Loses:
+    def __del__(self):
+        until_s = time.thread_time() + 0.2
+        while time.thread_time() < until_s:
+            pass
+        time.sleep(0)
+
+class Breaks:
+    def __del__(self):
+        raise ValueError("of its own")
+
+def spins(scenario, item):
+    Loses()
+    Breaks()
+    while True:
+        pass
+
+before = sys.unraisablehook
+assert timed(spins, None, 0, 0.05).too_long
+assert sys.unraisablehook is before
+"""
+
+
+def test_a_limit_that_is_lost_in_a_finalizer_comes_again_and_nobody_is_told() -> None:
+    """Python prints what finalizers raise."""
+    told = subprocess.run(
+        [sys.executable, "-c", FINALIZERS],
+        check=True,
+        timeout=60,
+        cwd=Path(__file__).parents[1],
+        stderr=subprocess.PIPE,
+    ).stderr.decode()
+    assert "of its own" in told
+    assert "TimeOver" not in told
+
+
 def test_a_run_without_memory_is_no_crash() -> None:
     with ThreadPoolExecutor(1) as thread:
         for executor in (None, thread):
