@@ -23,6 +23,9 @@ _OPTIONS = {
     "window": "--requests",
 }
 
+#: Characters of a value that an error shows: paths are whole.
+_MOST_SHOWN = 240
+
 
 class DsimError(Exception):
     """Base of every error that dsim raises on purpose."""
@@ -108,6 +111,17 @@ def nearest(word: str, known: Iterable[str]) -> str:
     return "expected one of " + ", ".join(names)
 
 
+def elided(text: str, most: int) -> str:
+    """Return the text in at most so many characters: of a longer one, which may be a path, both ends.
+
+    >>> elided("/home/someone/experiments/monday/rows.csv", 24)
+    '/home/someo...y/rows.csv'
+    """
+    if len(text) <= most:
+        return text
+    end = (most - 3) // 2
+    return f"{text[: most - 3 - end]}...{text[-end:]}"
+
+
 def _shown(value: object) -> str:
-    text = repr(value) if isinstance(value, str) else str(value)
-    return text if len(text) <= 80 else text[:77] + "..."
+    return elided(repr(value) if isinstance(value, str) else str(value), _MOST_SHOWN)

@@ -12,7 +12,7 @@ from typing import NoReturn, TypeVar
 
 import yaml
 
-from dsim.errors import InputError, nearest
+from dsim.errors import InputError, elided, nearest
 
 Scalar = str | int | float | bool | None
 E = TypeVar("E", bound=enum.Enum)
@@ -472,5 +472,5 @@ def _subject(name: str, value: str) -> str:
 
 def _join(name: str, key: str) -> str:
     shown = key if key.isprintable() else repr(key)
-    shown = shown if len(shown) <= 60 else shown[:57] + "..."
+    shown = elided(shown, 60)
     return f"{name}.{shown}" if name else shown

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 
-from dsim.errors import InputError
+from dsim.errors import InputError, elided
 from dsim.yamlfile import Field, Scalar, parse_yaml
 
 #: Keys of which one takes the place of another.
@@ -121,5 +121,4 @@ def first_difference(a: object, b: object, path: str = "") -> tuple[str, Scalar 
 
 
 def _shown(value: object) -> str:
-    text = "not given" if value is None else str(value)
-    return text if len(text) <= 60 else text[:57] + "..."
+    return elided("not given" if value is None else str(value), 60)

@@ -261,11 +261,13 @@ class Cache:
             unless_empty: remove a file that was made by this process and has no runs.
         """
         with contextlib.suppress(sqlite3.ProgrammingError):  # it is closed already
-            with self._told():
-                drop = unless_empty and self.created and not self.runs
-                if not self._read_only:
-                    self._flush()
-                    self._database.execute("COMMIT")
+            try:
+                with self._told():
+                    drop = unless_empty and self.created and not self.runs
+                    if not self._read_only:
+                        self._flush()
+                        self._database.execute("COMMIT")
+            finally:
                 self._shut()
             if drop:
                 self.path.unlink(missing_ok=True)

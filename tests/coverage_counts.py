@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -25,6 +26,14 @@ _WARMUP: Final = 500
 #: Limit of the queues that collapse: how much slower they become, and beyond which waiting work.
 _PATIENCE_S: Final = 12 * SERVICE_S
 COLLAPSING: Final = ((1.05, 0.6), (1.12, 0.8), (1.2, 1.0))
+#: Targets that leave few misses in a run, limits, from far below saturation to near it, and requests that runs count.
+FEW_MISSES: Final = (
+    (0.98, 0.2, 10_000),
+    (0.99, 0.2, 10_000),
+    (0.99, 0.6, 10_000),
+    (0.99, 1.2, 10_000),
+    (0.999, 0.6, 50_000),
+)
 #: Requests from which the usual controls are taken, as a multiple of one run's.
 _USUAL: Final = 30
 
@@ -84,11 +93,13 @@ class Collapsing:
 
     Args:
         slower: service time while more than `waiting_s` of work waits, relative.
+        limit_s: of the sojourn.
     """
 
     seed: int
     slower: float
     waiting_s: float
+    limit_s: float = _PATIENCE_S
     counted: int = 10_000
 
     def probe(self, rate_per_s: float, replication: int) -> Observation:
@@ -101,7 +112,7 @@ class Collapsing:
             work_s += SERVICE_S * (self.slower if work_s > self.waiting_s else 1.0)
             waits_s.append(work_s)
         left = np.array(waits_s[2 * _WARMUP :])
-        met = (left <= _PATIENCE_S).astype(np.float64)
+        met = (left <= self.limit_s + 1e-12).astype(np.float64)
         early, late = (float(half.mean()) for half in np.array_split(left, 2))
         stable = not (late > 2 * early and late > 20 * SERVICE_S)
         parts = tuple(stretches(met, PARTS).tolist())
@@ -164,16 +175,27 @@ def count(name: str, sampling: Sampling, *, seeds: range, controlled: bool = Tru
 
 
 def collapse_count(slower: float, waiting_s: float, *, seeds: range) -> tuple[Count, Count]:
-    """Return how intervals of reported rows and of best ones do, as a search makes them, where runs may collapse."""
-    truth_per_s = Collapsing(1 << 20, slower, waiting_s).truth_per_s()
+    """Return how intervals of reported rows and of best ones do where runs may collapse."""
+    queue = Collapsing(1 << 20, slower, waiting_s)
+    return _row_counts(queue, TARGET, queue.truth_per_s(), seeds)
+
+
+def few_misses_count(target: float, limit_s: float, counted: int, *, seeds: range) -> tuple[Count, Count]:
+    """Return how intervals of reported rows and of best ones do for M/D/1 where few requests may miss the limit."""
+    queue = Collapsing(0, 1.0, math.inf, limit_s, counted)
+    return _row_counts(queue, target, md1_goodput_per_s(SERVICE_S, ttft_s=limit_s, attainment=target), seeds)
+
+
+def _row_counts(kind: Collapsing, target: float, truth_per_s: float, seeds: range) -> tuple[Count, Count]:
+    """Return how intervals of a row and of a best one do, made as a search makes them."""
     found: dict[str, list[Goodput]] = {"a row": [], "the best, 2 %": []}
     for seed in seeds:
-        queue = Collapsing(seed, slower, waiting_s)
+        queue = replace(kind, seed=seed)
         start_per_s = truth_per_s * float(np.random.default_rng([seed, 1 << 21]).uniform(0.93, 1.04))
         probe = functools.cache(queue.probe)
         for name, goodputs in found.items():
             row = Sampling(locate=1, replications=3, max_replications=3, precision=0.05)
-            estimator = Estimator(TARGET, start_per_s, 1 / SERVICE_S, row, risky=True, scout=queue.heaviest(3))
+            estimator = Estimator(target, start_per_s, 1 / SERVICE_S, row, risky=True, scout=queue.heaviest(3))
             goodput = finish(estimator, probe)
             if name != "a row":
                 for most in (3, 16):
@@ -218,6 +240,10 @@ def main(seeds: int) -> None:
     for slower, waiting_s in COLLAPSING:
         sys.stdout.write(f"a queue that becomes {slower - 1:.0%} slower beyond {waiting_s:g} s of work\n")
         for row in collapse_count(slower, waiting_s, seeds=range(seeds)):
+            _write(row)
+    for target, limit_s, counted in FEW_MISSES:
+        sys.stdout.write(f"M/D/1, {target:.1%} within {limit_s:g} s\n")
+        for row in few_misses_count(target, limit_s, counted, seeds=range(seeds)):
             _write(row)
 
 

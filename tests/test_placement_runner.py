@@ -56,6 +56,8 @@ QUESTION = Question(
 SCENARIO = scenario(QUESTION)
 PLACEMENT = Placement.parse("1xP:tp1pp1 + 1xD:tp1pp1")
 PROBES = [Probe(PLACEMENT, float(rate), 0, 0, 10) for rate in range(1, 9)]
+
+Opened = Callable[[Path], Cache]
 #: The rate of the probe that kills its worker.
 FATAL = 3.0
 
@@ -114,6 +116,13 @@ def test_a_type_without_a_form_is_refused() -> None:
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     return tmp_path / "runs.sqlite"
+
+
+@pytest.fixture
+def opened() -> Iterator[Opened]:
+    """Opens caches, and closes them after the test."""
+    with contextlib.ExitStack() as stack:
+        yield lambda path: stack.enter_context(contextlib.closing(Cache(path)))
 
 
 def filled(path: Path, ids: Sequence[bytes]) -> Path:
@@ -287,7 +296,7 @@ def test_ids_are_the_same_in_another_process() -> None:
     assert run.stdout.split() == [own.hex(), own.hex(), question_id(QUESTION), run_id(own, PROBES[0], "a").hex()]
 
 
-def test_requests_that_cannot_be_told_apart_are_not_cached(path: Path) -> None:
+def test_requests_that_cannot_be_told_apart_are_not_cached(path: Path, opened: Opened) -> None:
     class Source:
         def trace(self, **how: Any) -> Any:  # noqa: ANN401 as Workload
             return QUESTION.workload.trace(**how)
@@ -295,7 +304,7 @@ def test_requests_that_cannot_be_told_apart_are_not_cached(path: Path) -> None:
     question = dataclasses.replace(QUESTION, workload=Source())
     assert search(question).probes > 0
     with pytest.raises(InputError, match="cache: cannot tell runs apart: Source has no content to digest; leave the"):
-        search(question, executor=Crew(cache=Cache(path)))
+        search(question, executor=Crew(cache=opened(path)))
 
 
 class Counting(Executor):
@@ -316,15 +325,15 @@ def answer() -> dict[str, Any]:
     return search(QUESTION).to_dict()
 
 
-def test_a_cache_changes_nothing_and_spares_everything(path: Path, answer: dict[str, Any]) -> None:
+def test_a_cache_changes_nothing_and_spares_everything(path: Path, answer: dict[str, Any], opened: Opened) -> None:
     cache = Cache(path)
     assert search(QUESTION, executor=Crew(cache=cache)).to_dict() == answer
     cache.close()
-    again, executor = Cache(path), Counting()
+    again, executor = opened(path), Counting()
     assert search(QUESTION, executor=Crew(executor, cache=again)).to_dict() == answer
     assert executor.calls == 0
     # Others' runs are taken, and what is new goes to one's own.
-    own = Cache(path.with_name("own"))
+    own = opened(path.with_name("own"))
     assert search(QUESTION, executor=Crew(executor, cache=Beside(own, [again]))).to_dict() == answer
     assert (executor.calls, own.runs) == (0, 0)
 
@@ -530,13 +539,15 @@ class Mortal(Counting):
 
 
 @pytest.mark.parametrize("label", ["1xP:tp1pp1 + 1xD:tp1pp1", "1xP:tp1pp1 + 2xD:tp1pp1", "2xC:tp1pp1 (orca)"])
-def test_only_the_candidate_that_kills_its_workers_fails(label: str, path: Path, answer: dict[str, Any]) -> None:
+def test_only_the_candidate_that_kills_its_workers_fails(
+    label: str, path: Path, answer: dict[str, Any], opened: Opened
+) -> None:
     (fatal,) = [placement for placement in candidates(QUESTION) if placement.label == label]
     # As if it were not there, whoever the others share a prefill pool with.
     others = [placement for placement in candidates(QUESTION) if placement != fatal]
     expected, _ = search_among(QUESTION, others)
     results = []
-    cache = Cache(path)
+    cache = opened(path)
     for executor in (Mortal(fatal, 1), Mortal(fatal, 5), Counting()):
         results.append(search(QUESTION, executor=Crew(executor, cache=cache)))
     assert results[0].to_dict() == results[1].to_dict() == results[2].to_dict()
@@ -590,8 +601,8 @@ def shards(parts: int, executors: Sequence[Executor | None] = ()) -> list[Ledger
     return found
 
 
-def test_shards_give_the_answer_of_one_search(path: Path, answer: dict[str, Any]) -> None:
-    caches = [Cache(path.with_name(f"{part}.sqlite")) for part in range(3)]
+def test_shards_give_the_answer_of_one_search(path: Path, answer: dict[str, Any], opened: Opened) -> None:
+    caches = [opened(path.with_name(f"{part}.sqlite")) for part in range(3)]
     ledgers = shards(3, [Crew(cache=cache) for cache in caches])
     fresh = Counting()
     merged = merge(QUESTION, ledgers, executor=Crew(fresh, cache=Beside(None, caches)))
