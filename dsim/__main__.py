@@ -5,4 +5,8 @@ import sys
 from dsim.cli import main
 
 if __name__ == "__main__":
-    sys.exit(main())
+    code = main()
+    # After an interrupt within exec(), which makes every dataclass, Python ends by SIGINT whatever the code is, unless
+    # another exec() has come to its end.
+    exec("")  # noqa: S102
+    sys.exit(code)

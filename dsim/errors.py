@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import os
 import re
 from collections.abc import Iterable, Sequence
 
@@ -23,8 +24,8 @@ _OPTIONS = {
     "window": "--requests",
 }
 
-#: Characters of a value that an error shows: paths are whole.
-_MOST_SHOWN = 240
+#: Characters that an error shows of a value, and of one that may be a path.
+_MOST_SHOWN, _MOST_OF_PATH = 80, 240
 
 
 class DsimError(Exception):
@@ -124,4 +125,5 @@ def elided(text: str, most: int) -> str:
 
 
 def _shown(value: object) -> str:
-    return elided(repr(value) if isinstance(value, str) else str(value), _MOST_SHOWN)
+    text = repr(value) if isinstance(value, str) else str(value)
+    return elided(text, _MOST_OF_PATH if os.sep in text else _MOST_SHOWN)

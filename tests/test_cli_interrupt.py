@@ -30,6 +30,18 @@ def processes_of(group: int) -> list[str]:
     return found
 
 
+def test_an_interrupt_within_exec_is_like_any_other(tmp_path: Path) -> None:
+    """As while dataclasses are made: Python would end by the signal."""
+    (tmp_path / "typer.py").write_text("exec('raise KeyboardInterrupt')")
+    run = subprocess.run(
+        [sys.executable, "-m", "dsim", "models"],
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        check=False,
+    )
+    assert (run.returncode, run.stdout, run.stderr) == (130, b"", b"")
+
+
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="reads /proc")
 @pytest.mark.parametrize(
     ("command", "after_s", "number"),
