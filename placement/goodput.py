@@ -24,6 +24,9 @@ _ROUGH_LINEAR, _ROUGH = 0.12, 0.1
 _BESIDE: Final = 0.03
 #: Widest bracket within which some runs collapse before others, for a close look: closer to the root fewer do.
 _NARROW: Final = 0.032
+#: Misses that come with a rate a fraction higher, as a multiple of those allowed and of that fraction, beyond which
+#: attainment falls over a cliff.
+_CLIFF: Final = 40.0
 #: Fall of attainment over a bracket beyond which it is a jump (the stability limit, equal requests), not a slope; and
 #: beyond which the slope is so steep that only half the width is taken as linear.
 _JUMP: Final = 0.6
@@ -625,6 +628,14 @@ class Estimator:
         runs = [self.seen[self.anchor_per_s][i] for i in range(self.replications, self.runs)]
         values = np.array([run.stretches for run in runs])
         return (_second_half(values) if drifts else values).ravel()
+
+    @property
+    def is_cliff(self) -> bool:
+        """Whether a rate that is higher by little misses many times what is allowed."""
+        (low, at_low), (high, at_high) = self._bracket(self._means())
+        if low == 0 or math.isinf(high):
+            return True
+        return at_low - at_high > _CLIFF * (1 - self.target) * math.log(high / low)
 
     @property
     def _is_bracketed(self) -> bool:

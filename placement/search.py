@@ -43,6 +43,9 @@ _REPORTED: Final = 10_000
 #: Misses that a run behind an interval should have where the target is just met, and requests that it counts for that
 #: at most: 30 are too few for 16 runs to tell how far they scatter (`python -m tests.coverage_counts`).
 _ENOUGH_MISSES, _MOST_REPORTED = 50, 50_000
+#: How much longer a best placement runs, as long as that is no more than the most, beyond which share of its largest
+#: stable rate, where attainment falls over a cliff: it may hold out for 10,000 requests and not for more.
+_LASTING, _NEARLY_SATURATED = 5, 0.95
 #: Replications behind the interval of a reported candidate, at least, of a best one at least and at most; and of a
 #: placement looked at by itself.
 _REPORTED_REPLICATIONS, _BEST_REPLICATIONS, _MOST_REPLICATIONS = 2, 3, 16
@@ -492,6 +495,11 @@ class _Search:
         for kind in goals[1:3]:
             self._challenge(kind, goals[0], known, reported)
         self._sharpen(reported)
+        if self._collapses_later(goals[1:3], reported):
+            self._lengthen(reported)
+            for kind in goals[1:3]:
+                self._challenge(kind, goals[0], known, reported)
+            self._sharpen(reported)
         # Overload may cost throughput (swapping, stalls): a rate that was seen to be stable is.
         stable = {entrant: max(rate, entrant.stable_per_s) for entrant, rate in self.stable_per_s.items()}
         return self._answer(infeasible, entrants, reported, stable)
@@ -700,6 +708,47 @@ class _Search:
                 sampling = replace(entrant.estimator.sampling, max_replications=_MOST_REPORTED_REPLICATIONS)
                 entrant.estimator.extend(sampling)
             self._replicate(rough, 0)
+
+    def _collapses_later(self, kinds: Sequence[Goal], reported: Iterable[Entrant]) -> bool:
+        """Return whether the best of a kind fails at the lower limit of its goodput in runs that last much longer.
+
+        Near saturation, where attainment falls over a cliff, queues may take longer than a run to carry it away.
+        """
+        longer = self._longer()
+        if self.scenario.transient or longer.counted == self.reported.counted:
+            return False
+        steep = []
+        for kind in kinds:
+            found = [e for e in reported if e in kind.members and e.per_gpu > 0 and e.failure is None]
+            best = min(found, key=lambda e: (-e.per_gpu * e.thrift, e.num_gpus, e.placement.label), default=None)
+            if best is None or best.estimator is None or best.goodput is None or not best.estimator.is_cliff:
+                continue
+            saturated = max(self.stable_per_s.get(best, math.inf), best.stable_per_s)
+            if best.goodput.rate_per_s.best > _NEARLY_SATURATED * saturated:
+                steep.append((best, best.goodput.rate_per_s.low))
+        asked = [(e, Ask(low, i)) for e, low in steep for i in range(_BEST_REPLICATIONS)]
+        outcomes = self.runner.run([self.race.probe(e, ask, run=longer) for e, ask in asked], stage="estimating")
+        met: dict[Entrant, list[float]] = {}
+        for (entrant, _), outcome in zip(asked, outcomes, strict=True):
+            if outcome.failure is None:
+                met.setdefault(entrant, []).append(outcome.observation.attainment)
+        return any(sum(seen) / len(seen) < self.question.attainment for seen in met.values())
+
+    def _longer(self) -> Horizon:
+        """Return the runs that tell whether a placement lasts."""
+        counted = max(self.reported.counted, min(_LASTING * self.reported.counted, _MOST_REPORTED))
+        return replace(self.reported, counted=counted)
+
+    def _lengthen(self, reported: Iterable[Entrant]) -> None:
+        """Find the goodput of entrants once more, from runs that are much longer."""
+        before, self.reported = self.reported.counted, self._longer()
+        self.traffic = Traffic(self.scenario, self.reported.warmup, self.reported.counted, PARTS)
+        self.warnings.append(
+            f"near saturation a placement held out for {before:,} requests and not for more: "
+            f"intervals rest on runs of {self.reported.counted:,}"
+        )
+        self.confirmed.clear()
+        self._estimate({e: e.per_gpu for e in reported if e.per_gpu > 0 and e.failure is None})
 
     def _is_rough(self, goodput: Goodput) -> bool:
         return goodput.rate_per_s.half_width > self.roughly

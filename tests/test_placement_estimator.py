@@ -16,7 +16,7 @@ from dsim.pools import Parallelism, Placement, Pool, Role
 from dsim.recorder import Recorder
 from dsim.slo import Slo
 from placement.bounds import Bound
-from placement.goodput import Estimator, Goodput, Observation, Sampling, more_replications, ratio
+from placement.goodput import Ask, Estimator, Goodput, Observation, Sampling, more_replications, ratio
 from placement.probe import Outcome
 from placement.race import Entrant, Horizon, Race
 from placement.runner import Runner
@@ -41,6 +41,17 @@ def finish(estimator: Estimator, probe: Probe) -> Goodput:
 def constant(value: float, parts: int = 16) -> Observation:
     """Return a run in which every stretch has the same attainment."""
     return Observation(value, late=value, stretches=(value,) * parts)
+
+
+@pytest.mark.parametrize(("growth", "cliff"), [(20.0, False), (30.0, True)])
+def test_a_cliff_is_misses_that_are_many_times_as_many_a_little_further(growth: float, cliff: bool) -> None:
+    """Misses grow with a power of the rate: from 1 to 1.06 they grow to 3.2 and 5.7 times as many."""
+    estimator = Estimator(0.9, 1.0, 2.0, Sampling(locate=2, replications=2, max_replications=2))
+    for rate in (1.0, 1.06):
+        for replication in (0, 1):
+            estimator.tell(Ask(rate, replication), constant(max(1 - 0.09 * rate**growth, 0.0)))
+    assert estimator.is_cliff is cliff
+    assert Estimator(0.9, 1.0, 2.0, Sampling()).is_cliff
 
 
 @pytest.mark.parametrize("seed", range(120))

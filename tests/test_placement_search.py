@@ -21,7 +21,7 @@ from dsim.errors import InputError, InternalError
 from dsim.pools import Placement, Policy, Role
 from dsim.profile import BatchLimits
 from dsim.slo import Slo
-from dsim.workload import Constant, Fixed, LogNormal, Poisson, Uniform, Workload, replication_seed
+from dsim.workload import Constant, Fixed, LogNormal, Poisson, Uniform, Workload, preset, replication_seed
 from placement.authors import authors_settings, best_of
 from placement.bounds import Case
 from placement.controls import Traffic
@@ -30,8 +30,9 @@ from placement.goodput import Goodput, Observation, ratio
 from placement.probe import Outcome, Probe, required_hits
 from placement.result import SearchResult, State, Trial
 from placement.runner import Runner
-from placement.search import Affinity, Mode, Question, candidates, search
+from placement.search import Affinity, Mode, Question, candidates, scenario, search, search_among
 from placement.statistics import Controls
+from profiles.choice import choose_profile
 from profiles.handover import with_nic
 from tests.reference.systems import TICK_S, every_role, make_profile, tokens_per_s
 from tests.tiny import tiny_profile, tiny_question
@@ -475,6 +476,41 @@ def test_a_replication_that_breaks_off_fails_its_candidate(monkeypatch: pytest.M
     result = search(tiny_question(seed=4, top=1, mode=Mode.COLOCATED, num_gpus=1, precision=0.03))
     assert result.complete == ()
     assert [trial.reasons for trial in result.trials if trial.state is State.FAILED] == [("a prompt is too long",)]
+
+
+def test_what_collapses_later_than_a_run_ends_is_not_sustained(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two instances that hold a rate for 3,152 requests, and not for five times as many."""
+    monkeypatch.setattr("placement.search._REPORTED", 2000)
+    profile = choose_profile(model="llama-3.1-8b", gpu="h100")
+    question = Question(
+        profiles=every_role(profile),
+        workload=Workload(Poisson(), preset("humaneval")),
+        slo=Slo(ttft_s=0.16, tpot_s=0.039),
+        num_gpus=2,
+        precision=0.05,
+        seed=2,
+    )
+    placement = next(p for p in candidates(question) if p.label == "2xC:tp1pp1 (chunked 8192)")
+    others = Runner(dataclasses.replace(scenario(question), seed=99))
+
+    def searched() -> tuple[tuple[str, ...], float]:
+        """Return the warnings, and the attainment of other requests at the lower limit of the goodput."""
+        result, _ = search_among(question, [placement])
+        assert result.best.overall is not None
+        assert result.best.overall.goodput is not None
+        low = result.best.overall.goodput.rate_per_s.low
+        outcomes = others.run([Probe(placement, low, i, 1000, 15_000, 200) for i in range(3)], stage="")
+        return result.warnings, sum(outcome.observation.attainment for outcome in outcomes) / 3
+
+    warnings, met = searched()
+    assert warnings == (
+        "near saturation a placement held out for 3,152 requests and not for more: intervals rest on runs of 15,760",
+    )
+    assert met > 0.9
+    monkeypatch.setattr("placement.search._LASTING", 1)
+    warnings, met = searched()
+    assert warnings == ()
+    assert met < 0.8
 
 
 def test_few_misses_are_not_explained(monkeypatch: pytest.MonkeyPatch) -> None:
