@@ -500,6 +500,7 @@ class _Search:
             for kind in goals[1:3]:
                 self._challenge(kind, goals[0], known, reported)
             self._sharpen(reported)
+        self._note_failed(entrants, reported, known)
         # Overload may cost throughput (swapping, stalls): a rate that was seen to be stable is.
         stable = {entrant: max(rate, entrant.stable_per_s) for entrant, rate in self.stable_per_s.items()}
         return self._answer(infeasible, entrants, reported, stable)
@@ -749,6 +750,23 @@ class _Search:
         )
         self.confirmed.clear()
         self._estimate({e: e.per_gpu for e in reported if e.per_gpu > 0 and e.failure is None})
+
+    def _note_failed(
+        self, entrants: Iterable[Entrant], reported: Iterable[Entrant], known: Mapping[Entrant, float]
+    ) -> None:
+        """Warn of the placement that broke off while it looked better than the best, as far as that can be told.
+
+        Args:
+            known: goodput per GPU that the race found or guesses, 0 where neither.
+        """
+        best = max((e.per_gpu * e.thrift for e in reported if e.failure is None), default=0.0)
+        broken = [e for e in entrants if e.failure is not None and known[e] * e.thrift > best > 0]
+        if broken:
+            first = min(broken, key=lambda e: (-known[e] * e.thrift, e.num_gpus, e.placement.label))
+            self.warnings.append(
+                f"{first.placement.label} failed, and looked better than the best, with {known[first]:.3g} requests/s "
+                "per GPU in short runs: mend what made it fail"
+            )
 
     def _is_rough(self, goodput: Goodput) -> bool:
         return goodput.rate_per_s.half_width > self.roughly

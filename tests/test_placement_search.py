@@ -478,6 +478,27 @@ def test_a_replication_that_breaks_off_fails_its_candidate(monkeypatch: pytest.M
     assert [trial.reasons for trial in result.trials if trial.state is State.FAILED] == [("a prompt is too long",)]
 
 
+def test_what_looked_better_than_the_best_and_failed_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One prompt of a long run that is too long for it must not make the second best the answer without a word."""
+    best = search(tiny_question(mode=Mode.COLOCATED)).best.overall
+    assert best is not None
+    run = Runner.run
+
+    def breaking(self: Runner, probes: Sequence[Probe], *, stage: str) -> list[Outcome]:
+        broken = Outcome(Observation(0.0, stable=False), failure="a prompt is too long")
+        return [
+            broken if stage == "estimating" and probe.placement == best.placement else outcome
+            for probe, outcome in zip(probes, run(self, probes, stage=stage), strict=True)
+        ]
+
+    monkeypatch.setattr(Runner, "run", breaking)
+    result = search(tiny_question(mode=Mode.COLOCATED))
+    assert result.best.overall is not None
+    assert result.best.overall.placement != best.placement
+    (warning,) = result.warnings
+    assert warning.startswith(f"{best.placement.label} failed, and looked better than the best, with ")
+
+
 def test_what_collapses_later_than_a_run_ends_is_not_sustained(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two instances that hold a rate for 3,152 requests, and not for five times as many."""
     monkeypatch.setattr("placement.search._REPORTED", 2000)
