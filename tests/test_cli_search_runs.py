@@ -289,7 +289,7 @@ def test_nothing_is_written_without_being_asked(cli: Cli, tmp_path: Path, monkey
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="reads /proc")
 def test_kills_cost_nothing_but_time(tmp_path: Path) -> None:
-    """`python -m tests.kill_search 20` does it often."""
+    """`python -m tests.kill_search 20` does it often. Here a worker dies after a third of the time."""
     lines: list[str] = []
-    assert rounds(tmp_path, 1, 1, lines.append) == 1
+    assert rounds(tmp_path, 1, 29, lines.append) == 1
     assert [line.split()[0] for line in lines] == ["uninterrupted:", "runner", "worker", "1"]
